@@ -1,0 +1,1 @@
+"""Eviction methods: everything that ranks cache entries, learned or not."""

@@ -1,0 +1,1 @@
+"""Language models: resolving a reference to a folder, loading it, and knowing its shape and digest."""

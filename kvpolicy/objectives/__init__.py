@@ -1,0 +1,1 @@
+"""Training objectives: eviction cost and the two estimators of its gradient."""
