@@ -1,0 +1,108 @@
+"""From scores to rankings, and from rankings to the entries that a budget keeps.
+
+Methods only score and the cache only compacts; this is the one place that selects. Every selection goes through a
+stable sort, so tied scores never scramble the order: of two equal scores the earlier token ranks first, on every device
+and at every compression.
+
+Not for scoring (kvpolicy.methods) nor for moving tensors (kvpolicy.cache).
+"""
+
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.errors import InputError
+
+NUM_SINK_TOKENS = 4
+"""First tokens of a context that every budget keeps."""
+
+NUM_RECENT_TOKENS = 16
+"""Last tokens of a context that every budget keeps."""
+
+
+def rank_by_score(scores: Float[Tensor, "*batch token"]) -> Int[Tensor, "*batch token"]:
+    """Order tokens from the one kept longest to the one evicted first.
+
+    Args:
+        scores: Higher is kept longer. Infinities are allowed.
+
+    Returns:
+        Token indices by descending score; of equal scores the lower index comes first.
+
+    Raises:
+        InputError: If a score is NaN, which has no place in an order.
+    """
+    if torch.isnan(scores).any():
+        num_nan = int(torch.isnan(scores).sum())
+        raise InputError(f"scores: {num_nan} of {scores.numel()} are NaN, expected numbers; check the method's scores")
+    return torch.argsort(scores, dim=-1, descending=True, stable=True)
+
+
+def kept_positions(
+    scores: Float[Tensor, "head token"],
+    budget: int,
+    *,
+    num_sink_tokens: int = NUM_SINK_TOKENS,
+    num_recent_tokens: int = NUM_RECENT_TOKENS,
+) -> Int[Tensor, "head budget"]:
+    """Choose the tokens that each head keeps.
+
+    The first and the last tokens are kept whatever their score and count towards the budget; the rest of the budget goes
+    to the best scores between them. The sets are nested: what a budget keeps, every larger budget keeps too.
+
+    Args:
+        scores: Higher is kept longer.
+        budget: Tokens that each head keeps.
+        num_sink_tokens: First tokens that are always kept.
+        num_recent_tokens: Last tokens that are always kept.
+
+    Returns:
+        Indices into the token dimension, ascending within each head.
+
+    Raises:
+        InputError: If the budget is below the always-kept tokens or above the context, or if a score is NaN.
+    """
+    num_heads, num_tokens = scores.shape
+    if num_sink_tokens < 0 or num_recent_tokens < 0:
+        raise InputError(
+            f"always-kept tokens: {num_sink_tokens} first and {num_recent_tokens} last, expected at least 0 of each"
+        )
+    num_always = num_sink_tokens + num_recent_tokens
+    if not num_always <= budget <= num_tokens:
+        raise InputError(
+            f"budget: {budget} tokens, expected from {num_always} (the {num_sink_tokens} first and {num_recent_tokens} "
+            f"last are always kept) to {num_tokens} (the context); choose a budget in that range"
+        )
+    end = num_tokens - num_recent_tokens
+    best = rank_by_score(scores[:, num_sink_tokens:end])[:, : budget - num_always]
+    middle = best.sort(dim=-1).values + num_sink_tokens
+    sinks = torch.arange(num_sink_tokens, device=scores.device).expand(num_heads, -1)
+    recents = torch.arange(end, num_tokens, device=scores.device).expand(num_heads, -1)
+    return torch.cat((sinks, middle, recents), dim=-1)
+
+
+def budget_from_ratio(ratio: float, num_tokens: int) -> int:
+    """Turn the share of tokens to keep into a budget, rounding half up.
+
+    The product is taken in decimal, on the number as a person writes it: 0.1 of 10 tokens is 1, where truncating
+    `int(10 * (1 - 0.9))` would keep 0.
+
+    Args:
+        ratio: Share of the tokens to keep, from 0 to 1.
+        num_tokens: Tokens of the context.
+
+    Returns:
+        Tokens to keep.
+
+    Raises:
+        InputError: If the ratio is not a number from 0 to 1 or the context has a negative length.
+    """
+    if not (math.isfinite(ratio) and 0.0 <= ratio <= 1.0):
+        raise InputError(f"ratio: {ratio}, expected the share of tokens to keep, from 0 to 1")
+    if num_tokens < 0:
+        raise InputError(f"num_tokens: {num_tokens}, expected at least 0")
+    product = Decimal(str(float(ratio))) * num_tokens
+    return int(product.quantize(Decimal(1), rounding=ROUND_HALF_UP))
