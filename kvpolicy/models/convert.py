@@ -1,0 +1,72 @@
+"""Converting a GGUF file to a folder in Hugging Face's format, once, and telling later whether it was damaged."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from kvpolicy.errors import InputError
+
+RECORD = "sha256.json"
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Convert `gguf` to safetensors in bfloat16 at `folder`, which appears only when it is complete.
+
+    The tokenizer is taken from the file as well. The SHA-256 of every file is recorded beside them. Two processes may
+    convert the same file at once: the first to finish wins.
+
+    Raises:
+        InputError: If the file is not a GGUF file that transformers can read.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            network = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
+            )
+        except Exception as error:  # the reader raises many types for a damaged or foreign file
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(f"GGUF file {gguf} cannot be converted: {reason}; check that it is complete") from error
+        tokenizer.save_pretrained(scratch)
+        network.to(torch.bfloat16).save_pretrained(scratch)
+        record = {path.name: digest_file(path) for path in sorted(scratch.iterdir())}
+        (scratch / RECORD).write_text(json.dumps(record, indent=1))
+        try:
+            os.rename(scratch, folder)  # noqa: PTH104  # Path.rename would be the same call; atomic on one file system
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_recorded_digests(folder: Path) -> None:
+    """Compare a converted folder with the digests recorded beside it; a folder without a record passes.
+
+    Raises:
+        InputError: If a file is missing or was changed since the conversion.
+    """
+    record = folder / RECORD
+    if not record.exists():
+        return
+    for name, expected in json.loads(record.read_text()).items():
+        path = folder / name
+        if not path.exists() or digest_file(path) != expected:
+            raise InputError(
+                f"model file {path} does not match its recorded SHA-256 (damaged or changed): "
+                f"delete the folder {folder} and run again to make it anew"
+            )

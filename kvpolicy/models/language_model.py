@@ -1,0 +1,132 @@
+"""A causal language model, loaded with the attention function that the rest of the library can look into.
+
+Not for choosing or fetching a model: that is `kvpolicy.models.reference`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kvpolicy.attention.session import ATTENTION_NAME, register_attention
+from kvpolicy.errors import InputError
+from kvpolicy.specs import ModelSpec
+
+_REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """A model with its tokenizer and shape.
+
+    Attributes:
+        network: The transformers model, in evaluation mode.
+        tokenizer: Its tokenizer.
+        spec: Counts that every tensor layout follows.
+    """
+
+    network: nn.Module
+    tokenizer: Any
+    spec: ModelSpec
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights, keys and values are stored as."""
+        return next(self.network.parameters()).dtype
+
+    @torch.inference_mode()
+    def logits(
+        self,
+        token_ids: Int[Tensor, "row token"],
+        positions: Int[Tensor, "row token"],
+        num_logits: int,
+    ) -> Float[Tensor, "row logit vocab"]:
+        """Run the network and return the next-token logits of the last `num_logits` tokens of each row.
+
+        The attention is that of the active session (`kvpolicy.attention.session`).
+
+        Raises:
+            InputError: If a position is beyond what the model was made for.
+        """
+        if int(positions.max()) >= self.spec.max_positions:
+            raise InputError(
+                f"position {int(positions.max())} is beyond the model's {self.spec.max_positions} positions: "
+                "use shorter samples or a model with a longer context"
+            )
+        output = self.network(
+            input_ids=token_ids.to(self.device),
+            position_ids=positions.to(self.device),
+            use_cache=False,
+            logits_to_keep=num_logits,
+        )
+        logits: Tensor = output.logits
+        return logits
+
+
+def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = "cpu") -> LanguageModel:
+    """Load a model folder in Hugging Face's format.
+
+    Raises:
+        InputError: If the folder cannot be loaded, or the architecture is not a decoder with (grouped) multi-head
+            attention that transformers runs through its attention interface.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
+    register_attention()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        spec = read_spec(config)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        network = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME
+        )
+    except InputError as error:
+        raise InputError(f"model {folder}: {error}") from error
+    except Exception as error:  # transformers raises dozens of types here; all mean the same to the caller
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"model {folder} cannot be loaded: {reason}; it must be a decoder whose attention goes through "
+            "transformers' attention interface, saved with its tokenizer"
+        ) from error
+    network.eval().requires_grad_(False).to(device)
+    return LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
+
+
+def read_spec(config: Any) -> ModelSpec:
+    """Read a model's counts from its transformers configuration.
+
+    Raises:
+        InputError: If it is not a decoder with (grouped) multi-head attention, or caps or windows its attention in a
+            way that importance, as defined here, does not follow.
+    """
+    config = config.get_text_config(decoder=True)
+    missing = [name for name in _REQUIRED_COUNTS if not getattr(config, name, None)]
+    if missing or getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"architecture {config.model_type!r} has no {' and '.join(missing) or 'decoder-only stack'}: "
+            "supported are decoders with rotary positions and (grouped) multi-head attention"
+        )
+    if getattr(config, "attn_logit_softcapping", None):
+        raise InputError(f"architecture {config.model_type!r} caps its attention logits, which is not supported")
+    if getattr(config, "rope_parameters", None) is None and getattr(config, "rope_scaling", None) is None:
+        raise InputError(f"architecture {config.model_type!r} has no rotary positions, which the method needs")
+    num_query_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_query_heads
+    return ModelSpec(
+        num_layers=config.num_hidden_layers,
+        num_query_heads=num_query_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_query_heads,
+        head_dim=head_dim,
+        max_positions=config.max_position_embeddings,
+    )

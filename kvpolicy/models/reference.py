@@ -1,0 +1,105 @@
+"""From what a user calls a model (a folder, a hub id, a GGUF file, nothing) to a local folder with a content digest."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpolicy.errors import InputError
+from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf, digest_file
+from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder
+
+EMBEDDED = "embedded"
+_CONTENT_SUFFIXES = {".safetensors", ".json", ".model", ".txt", ".jinja", ".bin"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReference:
+    """A model that lies on this machine.
+
+    Attributes:
+        name: For people.
+        source: What the user named: `embedded`, a folder, a GGUF file or a hub id.
+        revision: The hub's commit, or empty.
+        folder: Where it lies, in Hugging Face's format.
+        digest: SHA-256 over weights, configuration and tokenizer; independent of where they lie.
+    """
+
+    name: str
+    source: str
+    revision: str
+    folder: Path
+    digest: str
+
+
+def default_cache() -> Path:
+    """Where models are kept: `KVP_CACHE`, or `~/.cache/kvpolicy`."""
+    return Path(os.environ.get("KVP_CACHE") or Path.home() / ".cache" / "kvpolicy").expanduser()
+
+
+def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> ModelReference:
+    """Find, fetch or convert the model that `source` names.
+
+    Args:
+        source: `embedded`, a folder, a `.gguf` file, or a hub id (`owner/name` or `owner/name@revision`).
+        cache: Where fetched and converted models are kept.
+
+    Raises:
+        InputError: If there is no such model, it cannot be fetched, or its files are damaged.
+    """
+    cache = cache or default_cache()
+    path = Path(source).expanduser()
+    if source == EMBEDDED:
+        return _reference(embedded_model_folder(cache), name=NAME, source=source, revision=WHEEL)
+    if path.suffix == ".gguf":
+        return _from_gguf(path, cache)
+    if path.is_dir():
+        return _reference(path.resolve(), name=path.resolve().name, source=str(path.resolve()), revision="")
+    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        return _from_hub(source, cache)
+    raise InputError(
+        f"model {source!r} is no folder, GGUF file or hub id (owner/name): "
+        f"pass one of these with --model, or {EMBEDDED!r}"
+    )
+
+
+def _from_gguf(path: Path, cache: Path) -> ModelReference:
+    if not path.is_file():
+        raise InputError(f"GGUF file {path} does not exist: check the path given to --model")
+    folder = cache / "models" / f"{path.stem}-{digest_file(path)[:12]}"
+    if not folder.exists():
+        convert_gguf(path, folder)
+    return _reference(folder, name=path.stem, source=str(path.resolve()), revision="")
+
+
+def _from_hub(source: str, cache: Path) -> ModelReference:
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    wanted = [f"*{suffix}" for suffix in sorted(_CONTENT_SUFFIXES)]
+    try:
+        folder = snapshot_download(
+            name, revision=revision or None, cache_dir=cache / "hub", allow_patterns=wanted, etag_timeout=10
+        )
+    except Exception as error:  # network, permission and naming errors have a dozen types
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"model {source!r} cannot be fetched from the hub: {reason}; "
+            "check the id, or download it elsewhere and pass the folder with --model"
+        ) from error
+    return _reference(Path(folder), name=name, source=name, revision=Path(folder).name)
+
+
+def _reference(folder: Path, *, name: str, source: str, revision: str) -> ModelReference:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model folder {folder} has no config.json: it must be in Hugging Face's format")
+    check_recorded_digests(folder)
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in _CONTENT_SUFFIXES and path.name != RECORD and path.is_file()
+    ]
+    contents = {path.name: digest_file(path) for path in files}
+    digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+    return ModelReference(name=name, source=source, revision=revision, folder=folder, digest=digest)

@@ -1,0 +1,141 @@
+"""The agents: one small network per KV head, all of them as one batched network (KV Policy, arXiv 2602.10238).
+
+Keys and values each go through Linear(d -> width) + LayerNorm, positions through features + LayerNorm; concatenated, two
+Linear(width) + LayerNorm + SiLU layers and one linear score follow. Every weight has a leading head dimension and every
+product is one batched matrix product: no loop over heads.
+
+Departures from the paper: positions may enter as continuous features (log-position and sinusoids), the default, because
+a learned table of 6,000 rows cannot reach past its end; and the input projection is one block over keys and values
+standardised by their training mean and scale, which the paper does not mention.
+
+Legend: H heads, N tokens (of all sequences of a batch), d head dimension.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kvpolicy.errors import InputError
+
+PAPER_TABLE_ROWS = 6000
+_MAX_WAVELENGTH_TOKENS = 131072.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Shape of one agent.
+
+    Attributes:
+        width: Hidden width of every layer.
+        position: `continuous` features, or the paper's learned `table`.
+        position_dim: Dimension of the position features.
+    """
+
+    width: int = 256
+    position: Literal["continuous", "table"] = "continuous"
+    position_dim: int = 32
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            InputError: Naming the field, what was got and what was expected.
+        """
+        if self.width < 1:
+            raise InputError(f"agent: width is {self.width}, expected at least 1")
+        if self.position not in ("continuous", "table"):
+            raise InputError(f"agent: position is {self.position!r}, expected 'continuous' or 'table'")
+        if self.position_dim < 4 or self.position_dim % 2:
+            raise InputError(f"agent: position_dim is {self.position_dim}, expected an even number of at least 4")
+
+
+class BatchedAgents(nn.Module):
+    """Agents of `num_heads` KV heads as one network.
+
+    Weights are float32; products run in the dtype of the keys, normalisation and the score in float32.
+    """
+
+    def __init__(self, config: AgentConfig, *, num_heads: int, head_dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config, self.num_heads, self.head_dim = config, num_heads, head_dim
+        width = config.width
+
+        def weight(fan_in: int, fan_out: int) -> nn.Parameter:
+            bound = 1 / math.sqrt(fan_in)
+            return nn.Parameter(torch.empty(num_heads, fan_in, fan_out).uniform_(-bound, bound, generator=generator))
+
+        def filled(size: int, value: float) -> nn.Parameter:
+            return nn.Parameter(torch.full((num_heads, 1, size), value))
+
+        self.key_weight, self.key_bias = weight(head_dim, width), filled(width, 0.0)
+        self.value_weight, self.value_bias = weight(head_dim, width), filled(width, 0.0)
+        self.key_gain, self.key_shift = filled(width, 1.0), filled(width, 0.0)
+        self.value_gain, self.value_shift = filled(width, 1.0), filled(width, 0.0)
+        self.position_gain, self.position_shift = filled(config.position_dim, 1.0), filled(config.position_dim, 0.0)
+        if config.position == "table":
+            table = torch.randn(num_heads, PAPER_TABLE_ROWS, config.position_dim, generator=generator)
+            self.position_table = nn.Parameter(table)
+        joined = 2 * width + config.position_dim
+        self.hidden1_weight, self.hidden1_bias = weight(joined, width), filled(width, 0.0)
+        self.hidden1_gain, self.hidden1_shift = filled(width, 1.0), filled(width, 0.0)
+        self.hidden2_weight, self.hidden2_bias = weight(width, width), filled(width, 0.0)
+        self.hidden2_gain, self.hidden2_shift = filled(width, 1.0), filled(width, 0.0)
+        self.score_weight = weight(width, 1)
+
+    def forward(
+        self,
+        keys: Float[Tensor, "head token dim"],
+        values: Float[Tensor, "head token dim"],
+        positions: Int[Tensor, "token"],
+    ) -> Float[Tensor, "head token"]:
+        """Score every cached token of every head; higher is kept longer.
+
+        Raises:
+            InputError: If a position is past the end of a learned table.
+        """
+        dtype = keys.dtype
+        key = _layer_norm(_affine(keys, self.key_weight, self.key_bias), self.key_gain, self.key_shift)
+        value = _layer_norm(_affine(values, self.value_weight, self.value_bias), self.value_gain, self.value_shift)
+        position = _layer_norm(self._position_features(positions).to(dtype), self.position_gain, self.position_shift)
+        hidden = torch.cat([key, value, position.expand(self.num_heads, -1, -1)], dim=-1)
+        hidden = _affine(hidden, self.hidden1_weight, self.hidden1_bias)
+        hidden = nn.functional.silu(_layer_norm(hidden, self.hidden1_gain, self.hidden1_shift))
+        hidden = _affine(hidden, self.hidden2_weight, self.hidden2_bias)
+        hidden = nn.functional.silu(_layer_norm(hidden, self.hidden2_gain, self.hidden2_shift))
+        return (hidden @ self.score_weight.to(dtype)).squeeze(-1).float()
+
+    def _position_features(self, positions: Tensor) -> Tensor:
+        if self.config.position == "table":
+            last = int(positions.max())
+            if last >= PAPER_TABLE_ROWS:
+                raise InputError(
+                    f"position {last} is past the learned table of {PAPER_TABLE_ROWS} rows: "
+                    "use an agent with continuous positions for longer contexts"
+                )
+            return self.position_table[:, positions]
+        return continuous_position_features(positions, self.config.position_dim)
+
+
+def continuous_position_features(
+    positions: Int[Tensor, "token"], num_features: int
+) -> Float[Tensor, "1 token feature"]:
+    """Log-position, its square root scale and sinusoids of log-spaced wavelengths; finite at any position."""
+    real = positions.to(torch.float32)
+    log = torch.log1p(real)
+    num_waves = (num_features - 2) // 2
+    waves = torch.logspace(math.log10(16.0), math.log10(_MAX_WAVELENGTH_TOKENS), num_waves, device=positions.device)
+    angles = real[:, None] * (2 * math.pi / waves)
+    return torch.cat([log[:, None] / 4 - 1, (log[:, None] / 8) ** 2, angles.sin(), angles.cos()], dim=-1)[None]
+
+
+def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.baddbmm(bias.to(inputs.dtype), inputs, weight.to(inputs.dtype))
+
+
+def _layer_norm(inputs: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    normed = nn.functional.layer_norm(inputs, inputs.shape[-1:])
+    return torch.addcmul(shift.to(inputs.dtype), normed, gain.to(inputs.dtype))
