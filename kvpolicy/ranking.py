@@ -50,8 +50,8 @@ def kept_positions(
 ) -> Int[Tensor, "head budget"]:
     """Choose the tokens that each head keeps.
 
-    The first and the last tokens are kept whatever their score and count towards the budget; the rest of the budget goes
-    to the best scores between them. The sets are nested: what a budget keeps, every larger budget keeps too.
+    The first and the last tokens are kept whatever their score and count towards the budget; the rest of the
+    budget goes to the best scores between them. The sets are nested: what a budget keeps, every larger one keeps.
 
     Args:
         scores: Higher is kept longer.
@@ -63,7 +63,8 @@ def kept_positions(
         Indices into the token dimension, ascending within each head.
 
     Raises:
-        InputError: If the budget is below the always-kept tokens or above the context, or if a score is NaN.
+        InputError: If the budget is below the always-kept tokens or above the context, or if a score
+            between them is NaN.
     """
     num_heads, num_tokens = scores.shape
     if num_sink_tokens < 0 or num_recent_tokens < 0:

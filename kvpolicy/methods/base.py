@@ -1,0 +1,160 @@
+"""What every eviction method is given and what it gives back.
+
+A method only scores: kvpolicy.ranking selects and kvpolicy.cache compacts. Methods hold their parameters and nothing
+else; nothing stays behind on a model or between two calls.
+
+Legend: head = KV heads of the whole model, layer-major; group = query heads that share a KV head; token = cached
+tokens; query = the last tokens of the context whose queries are known; dim = head dimension.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CacheState:
+    """The cache of one sample at the moment of compression, with what scoring it may need.
+
+    Attributes:
+        keys: Keys with their rotary positions applied.
+        values: Values.
+        queries: Queries of the last `query` tokens of the context, with their rotary positions applied. As many as the
+            method asks for, or more; all of them when `query` equals `token`.
+        positions: Original position of every cached token, ascending.
+        num_kv_heads: KV heads of one layer: head h belongs to layer h // num_kv_heads.
+        scaling: The model's factor on query-key products.
+        seed: Of this sample; only the random method uses it.
+        importance: True attention mass that each token receives from the future; only the oracle uses it.
+    """
+
+    keys: Float[Tensor, "head token dim"]
+    values: Float[Tensor, "head token dim"]
+    queries: Float[Tensor, "head group query dim"]
+    positions: Int[Tensor, "token"]
+    num_kv_heads: int
+    scaling: float
+    seed: int = 0
+    importance: Float[Tensor, "head token"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the tensors describe one cache.
+
+        Raises:
+            InputError: If their shapes disagree, or the heads do not divide into layers.
+        """
+        num_heads, num_tokens, head_dim = self.keys.shape
+        expected = {"values": (num_heads, num_tokens, head_dim), "positions": (num_tokens,)}
+        if self.importance is not None:
+            expected["importance"] = (num_heads, num_tokens)
+        for name, shape in expected.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise InputError(
+                    f"cache state: {name} has shape {tuple(getattr(self, name).shape)}, expected {shape} "
+                    f"as keys have shape {tuple(self.keys.shape)}"
+                )
+        if self.queries.ndim != 4 or (self.queries.shape[0], self.queries.shape[3]) != (num_heads, head_dim):
+            raise InputError(
+                f"cache state: queries have shape {tuple(self.queries.shape)}, expected ({num_heads}, group, query, "
+                f"{head_dim}) as keys have shape {tuple(self.keys.shape)}"
+            )
+        if self.num_queries > num_tokens:
+            raise InputError(
+                f"cache state: {self.num_queries} queries for {num_tokens} tokens, expected at most one each"
+            )
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
+            raise InputError(
+                f"cache state: {num_heads} heads do not divide into layers of num_kv_heads = {self.num_kv_heads}"
+            )
+
+    @property
+    def num_heads(self) -> int:
+        """KV heads of the whole model."""
+        return self.keys.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Cached tokens."""
+        return self.keys.shape[1]
+
+    @property
+    def num_queries(self) -> int:
+        """Last tokens whose queries are here."""
+        return self.queries.shape[2]
+
+    def last_queries(self, count: int, *, method: str) -> Float[Tensor, "head group last dim"]:
+        """The queries of the last tokens of the context.
+
+        Args:
+            count: How many; fewer come back where the context is shorter.
+            method: Who asks, for the error.
+
+        Raises:
+            InputError: If the context is long enough but its queries were not recorded.
+        """
+        wanted = min(count, self.num_tokens)
+        if wanted > self.num_queries:
+            raise InputError(
+                f"method {method}: {self.num_queries} queries recorded, expected the last {wanted} of the context; "
+                "record as many as the method's num_queries says"
+            )
+        return self.queries[:, :, self.num_queries - wanted :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """Something that scores cached tokens; its fields are its parameters.
+
+    Attributes:
+        name: In data and on the command line.
+        description: One line for people.
+        reference: Where the method is defined.
+        evicts: False only for the method that keeps everything.
+        needs_importance: True only for the oracle.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    reference: ClassVar[str]
+    evicts: ClassVar[bool] = True
+    needs_importance: ClassVar[bool] = False
+
+    @property
+    def num_queries(self) -> int | None:
+        """Last queries of the context that scoring needs: 0 for none, None for all."""
+        return 0
+
+    @abstractmethod
+    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+        """Score every cached token of every head; the higher, the longer it is kept.
+
+        Args:
+            state: The cache of one sample.
+
+        Returns:
+            Finite scores in float32. Only their order within a head matters.
+
+        Raises:
+            InputError: If the state lacks what the method needs.
+        """
+
+
+def require_counts(method: str, minimum: int, **counts: int) -> None:
+    """Check parameters that count something.
+
+    Args:
+        method: Whose parameters they are.
+        minimum: Smallest value that makes sense.
+        **counts: The parameters by name.
+
+    Raises:
+        InputError: If one is not an integer or is too small.
+    """
+    for name, count in counts.items():
+        if type(count) is not int or count < minimum:  # a bool is an int to isinstance
+            raise InputError(f"method {method}: {name} is {count!r}, expected an integer of at least {minimum}")

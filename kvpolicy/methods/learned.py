@@ -1,0 +1,53 @@
+"""KVP: a learned policy as a method."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.errors import InputError
+from kvpolicy.methods.base import CacheState, Method
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What a policy set offers: one network for every KV head, all applied at once."""
+
+    def score(
+        self,
+        keys: Float[Tensor, "head token dim"],
+        values: Float[Tensor, "head token dim"],
+        positions: Int[Tensor, "token"],
+    ) -> Float[Tensor, "head token"]:
+        """Score every token of every head from its key, its value and its original position."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedPolicy(Method):
+    """Scores of the networks of a policy set, one for every KV head (arXiv 2602.10238).
+
+    It needs no queries: a token is judged by its own key, value and position.
+
+    Attributes:
+        agents: The policy set's networks.
+    """
+
+    name: ClassVar[str] = "kvp"
+    description: ClassVar[str] = "KV Policy: a small network for every KV head, trained on future attention"
+    reference: ClassVar[str] = "arXiv 2602.10238"
+
+    agents: Scorer
+
+    @torch.no_grad()
+    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+        """Score with the agents; no gradients are recorded."""
+        scores = self.agents.score(state.keys, state.values, state.positions)
+        if tuple(scores.shape) != (state.num_heads, state.num_tokens):
+            raise InputError(
+                f"method {self.name}: the policy gave scores of shape {tuple(scores.shape)}, expected "
+                f"{(state.num_heads, state.num_tokens)}; was it trained for another model?"
+            )
+        return scores.float()
