@@ -1,0 +1,129 @@
+"""The home: one folder that holds all state of the product, and the paths in it.
+
+Not for the content of those paths; each belongs to the store that writes it. Standard library only, so that the
+command line can find its home before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import StorageError
+
+FORMAT_VERSION = 1
+_MARKER = "home.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """An opened home; make one with `Home.open`.
+
+    Attributes:
+        path: absolute path of the folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path, *, create: bool = True) -> Home:
+        """Open a home, and make it if it is new. Any number of processes may do so at once.
+
+        Args:
+            path: the folder.
+            create: make a missing home, and require that an existing one can be written.
+
+        Raises:
+            StorageError: if something else is in the way, the folder cannot be written, no home is there and
+                ``create`` is false, or another version of the format made it.
+        """
+        folder = Path(path).expanduser().absolute()
+        marker = folder / _MARKER
+        if folder.exists() and not folder.is_dir():
+            raise StorageError(f"home {folder} is not a folder: move that file or choose another --home")
+        if not marker.exists():
+            if not create:
+                raise StorageError(f"no home at {folder}: run the pipeline first or name another --home")
+            _create(folder, marker)
+        _check_version(folder, marker)
+        if create and not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageError(f"home {folder} is not writable: change its permissions or choose another --home")
+        return cls(path=folder)
+
+    @property
+    def traces(self) -> Path:
+        """Root of the trace store."""
+        return self.path / "traces"
+
+    @property
+    def policies(self) -> Path:
+        """Folder of the policy sets."""
+        return self.path / "policies"
+
+    @property
+    def evaluations(self) -> Path:
+        """Folder of what evaluations keep beside the catalog."""
+        return self.path / "evaluations"
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the plots."""
+        return self.path / "figures"
+
+    @property
+    def catalog(self) -> Path:
+        """Folder of the catalog's tables."""
+        return self.path / "catalog"
+
+    @property
+    def prefect(self) -> Path:
+        """Prefect's own home."""
+        return self.path / "prefect"
+
+    @property
+    def mlflow(self) -> Path:
+        """Folder of MLflow's database and artifacts."""
+        return self.path / "mlflow"
+
+    @property
+    def mlflow_db(self) -> Path:
+        """MLflow's SQLite database."""
+        return self.mlflow / "mlflow.db"
+
+    @property
+    def mlflow_artifacts(self) -> Path:
+        """Root of the artifacts of MLflow's experiments."""
+        return self.mlflow / "artifacts"
+
+    @property
+    def mlflow_tracking_uri(self) -> str:
+        """The tracking and registry URI of MLflow."""
+        return f"sqlite:///{self.mlflow_db}"
+
+
+def _create(folder: Path, marker: Path) -> None:
+    draft = folder / f".{_MARKER}-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({"format_version": FORMAT_VERSION}) + "\n", encoding="utf-8")
+        draft.replace(marker)  # atomic, and the same content from whichever process comes last
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot make a home at {folder}: {reason}; choose another --home") from error
+
+
+def _check_version(folder: Path, marker: Path) -> None:
+    try:
+        version = json.loads(marker.read_text(encoding="utf-8"))["format_version"]
+    except OSError as error:
+        raise StorageError(f"cannot read {marker}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{marker} is damaged: expected a format_version; restore it or use a new --home") from error
+    if version != FORMAT_VERSION:
+        raise StorageError(
+            f"home {folder} has format version {version!r}, expected {FORMAT_VERSION}: use the release that made it,"
+            " or a new --home"
+        )

@@ -1,0 +1,174 @@
+"""Schemas of the catalog's tables: every column with its type and meaning.
+
+Columns are flat, because filters on struct fields are not pushed down into Lance. Tables are append-only. Times are
+naive and in UTC. A column that may be left out of a row is nullable; the others are required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+_TEXT, _INT, _FLOAT, _BOOL, _TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us")
+
+
+def _field(name: str, kind: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={"description": description})
+
+
+def _table(description: str, *fields: pa.Field) -> pa.Schema:
+    return pa.schema(fields, metadata={"description": description})
+
+
+_RUN_ID = _field("run_id", _TEXT, "run that wrote this row (runs.run_id)")
+_CREATED_AT = _field("created_at", _TIME, "when the row was written, UTC; filled in if left out")
+
+ARTIFACTS = _table(
+    "everything that a run reads or makes, by content",
+    _field("artifact_id", _TEXT, "kind and first 16 characters of the digest"),
+    _field("kind", _TEXT, "model, prompts, trace_fragment, trace_snapshot, policy_set, evaluation, curve, code, environment"),
+    _field("digest", _TEXT, "sha256 of the content"),
+    _field("name", _TEXT, "name for people"),
+    _field("uri", _TEXT, "where the content lies; empty when the catalog's rows are the content"),
+    _field("metadata_json", _TEXT, "further facts as one JSON object"),
+    _CREATED_AT,
+)
+
+RUNS = _table(
+    "one row for each attempt at a stage; a completed row is what publishes the run's results",
+    _field("run_id", _TEXT, "id of the run"),
+    _field("stage", _TEXT, "collect, train, evaluate, ..."),
+    _field("stage_key", _TEXT, "digest of inputs, parameters and code: same key, same result"),
+    _field("outcome", _TEXT, "completed, failed or skipped"),
+    _field("reason", _TEXT, "why it failed or was skipped; else empty"),
+    _field("reused_run_id", _TEXT, "of a skipped run: the completed run whose results stand in; else empty"),
+    _field("parameters_json", _TEXT, "parameters as one JSON object"),
+    _field("seed", _INT, "seed of the run", nullable=True),
+    _field("git_commit", _TEXT, "commit of the project's checkout; empty if it is none"),
+    _field("git_dirty", _BOOL, "whether tracked files differed from that commit"),
+    _field("environment_id", _TEXT, "artifact that lists packages, interpreter and platform; empty for skipped runs"),
+    _field("code_fingerprint", _TEXT, "digest of the sources that the stage ran"),
+    _field("hardware", _TEXT, "processor, memory and GPUs"),
+    _field("started_at", _TIME, "start, UTC"),
+    _field("ended_at", _TIME, "end, UTC"),
+    _field("seconds", _FLOAT, "duration on a clock that does not jump"),
+    _field("prefect_flow_run_id", _TEXT, "Prefect flow run; empty if none"),
+    _field("prefect_task_run_id", _TEXT, "Prefect task run; empty if none"),
+    _field("mlflow_run_id", _TEXT, "MLflow run of the stage; empty if none"),
+)
+
+EDGES = _table(
+    "what each run read and made",
+    _RUN_ID,
+    _field("artifact_id", _TEXT, "the artifact (artifacts.artifact_id)"),
+    _field("role", _TEXT, "input or output"),
+    _field("name", _TEXT, "what the artifact is to the run"),
+)
+
+SAMPLES = _table(
+    "samples that were collected or judged",
+    _field("sample_id", _TEXT, "id of the sample"),
+    _field("benchmark", _TEXT, "benchmark that it belongs to"),
+    _field("task", _TEXT, "task of the benchmark"),
+    _field("split", _TEXT, "train, validation or test"),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("seed", _INT, "seed that generated it"),
+    _field("prompt_digest", _TEXT, "sha256 of the prompt"),
+    _field("context_tokens", _INT, "tokens whose cache entries are ranked"),
+    _field("question_tokens", _INT, "tokens of the question"),
+    _field("answer_tokens", _INT, "tokens of the reference answer"),
+    _field("collection", _TEXT, "collection in the trace store; empty if its traces are not kept"),
+    _field("model_digest", _TEXT, "digest of the model that tokenised it"),
+    _RUN_ID,
+)
+
+HEADS = _table(
+    "outcome of training for each KV head",
+    _field("policy_set_id", _TEXT, "artifact of the policy set"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("head", _INT, "layer * KV heads per layer + KV head"),
+    _field("head_name", _TEXT, "as in L03.H1"),
+    _field("layer", _INT, "layer"),
+    _field("kv_head", _INT, "KV head within the layer"),
+    _field("heldout_cost", _FLOAT, "normalised eviction cost on held-out traces; 1 is optimal"),
+    _field("best_heuristic", _TEXT, "heuristic with the lowest cost on the same traces", nullable=True),
+    _field("best_heuristic_cost", _FLOAT, "its cost", nullable=True),
+    _field("random_cost", _FLOAT, "cost of a random ranking", nullable=True),
+    _field("steps", _INT, "training steps"),
+    _RUN_ID,
+)
+
+CURVES = _table(
+    "budget curves, one row for each point",
+    _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _RUN_ID,
+    _field("mlflow_run_id", _TEXT, "MLflow run of the curve"),
+    _field("curve_id", _TEXT, "artifact of the curve"),
+    _field("model_id", _TEXT, "artifact of the model"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("policy_set_id", _TEXT, "artifact of the policy set; empty for heuristics"),
+    _field("method", _TEXT, "eviction method"),
+    _field("benchmark", _TEXT, "benchmark"),
+    _field("task", _TEXT, 'task; "mean" is the mean over tasks'),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("metric", _TEXT, "metric"),
+    _field("budget", _INT, "entries kept per KV head, in tokens"),
+    _field("value", _FLOAT, "mean over the samples"),
+    _field("ci_low", _FLOAT, "lower end of the bootstrap interval", nullable=True),
+    _field("ci_high", _FLOAT, "upper end of the bootstrap interval", nullable=True),
+    _field("n", _INT, "samples"),
+    _field("seed", _INT, "seed"),
+    _CREATED_AT,
+)
+
+SCORES = _table(
+    "scores of single samples, for paired comparisons",
+    _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _field("sample_id", _TEXT, "sample"),
+    _field("task", _TEXT, "task"),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("method", _TEXT, "eviction method"),
+    _field("seed", _INT, "seed"),
+    _field("budget", _INT, "entries kept per KV head, in tokens"),
+    _field("metric", _TEXT, "metric"),
+    _field("value", _FLOAT, "score of the sample"),
+    _RUN_ID,
+)
+
+MODELS = _table(
+    "models that were used",
+    _field("model_id", _TEXT, "artifact of the model"),
+    _field("name", _TEXT, "name for people"),
+    _field("source", _TEXT, "folder, hub id or file that it was loaded from"),
+    _field("revision", _TEXT, "revision of the source; empty if it has none"),
+    _field("digest", _TEXT, "digest of weights, configuration and tokenizer"),
+    _field("architecture", _TEXT, "architecture"),
+    _field("num_layers", _INT, "layers"),
+    _field("num_query_heads", _INT, "query heads per layer"),
+    _field("num_kv_heads", _INT, "KV heads per layer"),
+    _field("head_dim", _INT, "dimension of a head"),
+    _field("max_positions", _INT, "longest context, in tokens"),
+    _CREATED_AT,
+)
+
+METRICS = _table(
+    "training curves, one row for each point",
+    _RUN_ID,
+    _field("policy_set_id", _TEXT, "artifact of the policy set"),
+    _field("step", _INT, "training step"),
+    _field("name", _TEXT, "metric"),
+    _field("value", _FLOAT, "value"),
+)
+
+TABLES: Mapping[str, pa.Schema] = {
+    "artifacts": ARTIFACTS,
+    "runs": RUNS,
+    "edges": EDGES,
+    "samples": SAMPLES,
+    "heads": HEADS,
+    "curves": CURVES,
+    "scores": SCORES,
+    "models": MODELS,
+    "metrics": METRICS,
+}

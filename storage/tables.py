@@ -1,0 +1,156 @@
+"""One append-only Lance table: creation on first use, appends that survive concurrent writers, filtered reads.
+
+Shared by the manifest of the trace store and by the catalog. It knows no table's meaning.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from storage.errors import StorageError
+
+_ATTEMPTS = 8
+_IN_LIST = 500
+_LANCE_ERRORS = (OSError, ValueError, RuntimeError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A Lance table at a place.
+
+    Attributes:
+        name: name for messages.
+        uri: folder of the table.
+        schema: its columns.
+    """
+
+    name: str
+    uri: str
+    schema: pa.Schema
+
+    def dataset(self, version: int | None = None) -> Any | None:
+        """Open the table, or return None if nothing was ever appended.
+
+        Raises:
+            StorageError: if the table is damaged or has no such version.
+        """
+        try:
+            return _lance().dataset(self.uri, version=version)
+        except _LANCE_ERRORS as error:
+            if version is None and "was not found" in str(error):
+                return None
+            raise self._error("cannot be opened" + ("" if version is None else f" at version {version}"), error) from error
+
+    def version(self) -> int:
+        """Return the latest version; 0 if nothing was ever appended."""
+        dataset = self.dataset()
+        return 0 if dataset is None else int(dataset.version)
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows in one commit; concurrent appends all succeed, in some order.
+
+        Raises:
+            StorageError: if a row does not fit the schema or the table cannot be written.
+        """
+        if rows:
+            self._commit(to_arrow(self.name, rows, self.schema))
+
+    def _commit(self, content: pa.Table) -> None:
+        lance = _lance()
+        for attempt in range(_ATTEMPTS):
+            dataset = self.dataset()
+            try:
+                lance.write_dataset(content, dataset or self.uri, mode="create" if dataset is None else "append")
+                return
+            except _LANCE_ERRORS as error:
+                # Lance rebases appends itself; what is left is the race to create, and exhausted rebases.
+                if attempt == _ATTEMPTS - 1 or not _is_conflict(error):
+                    raise self._error("cannot be written", error) from error
+            time.sleep(random.uniform(0, 0.02 * 2**attempt))
+
+    def scan(
+        self, where: str | None = None, columns: Sequence[str] | None = None, version: int | None = None
+    ) -> pa.Table:
+        """Read the rows that satisfy a filter, in the order of their commits.
+
+        Args:
+            where: SQL condition on the columns.
+            columns: columns to read; all by default.
+            version: version to read; the latest by default.
+
+        Raises:
+            StorageError: if the filter is wrong or the table cannot be read.
+        """
+        names = list(columns) if columns is not None else self.schema.names
+        dataset = self.dataset(version) if version != 0 else None
+        if dataset is None:
+            return pa.schema([self.schema.field(name) for name in names]).empty_table()
+        try:
+            return dataset.to_table(columns=names, filter=where)
+        except _LANCE_ERRORS as error:
+            raise self._error("cannot be read", error) from error
+
+    def scan_in(self, column: str, values: Iterable[str], where: str = "true") -> list[dict[str, Any]]:
+        """Read the rows whose ``column`` is one of ``values`` and that satisfy ``where``."""
+        wanted = sorted(set(values))
+        rows: list[dict[str, Any]] = []
+        for start in range(0, len(wanted), _IN_LIST):
+            names = ", ".join(quote(value) for value in wanted[start : start + _IN_LIST])
+            rows.extend(self.scan(f"{column} IN ({names}) AND {where}").to_pylist())
+        return rows
+
+    def _error(self, what: str, error: Exception) -> StorageError:
+        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}")
+
+
+def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Convert rows, and refuse what Arrow would silently drop or fill in.
+
+    Raises:
+        StorageError: if a column is unknown, a required one is missing, or a value has the wrong type.
+    """
+    known = set(schema.names)
+    for index, row in enumerate(rows):
+        if unknown := set(row) - known:
+            raise StorageError(
+                f"table {name}, row {index}: unknown columns {', '.join(sorted(unknown))}; it has {', '.join(schema.names)}"
+            )
+        missing = [field.name for field in schema if not field.nullable and row.get(field.name) is None]
+        if missing:
+            raise StorageError(f"table {name}, row {index}: no value for {', '.join(missing)}")
+    try:
+        return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise StorageError(f"table {name}: a value does not fit its column: {one_line(error)}") from error
+
+
+def quote(value: str) -> str:
+    """Return a SQL text literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """Return the first line of an error's message, shortened."""
+    lines = str(error).strip().splitlines()
+    return (lines[0].strip() if lines else type(error).__name__)[:limit]
+
+
+def _is_conflict(error: Exception) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in ("already exists", "conflict", "concurrent", "too many commit"))
+
+
+def _lance() -> ModuleType:
+    os.environ.setdefault("LANCE_LOG", "error")  # Lance's Rust side logs to standard error
+    import lance
+
+    module: ModuleType = lance
+    return module
