@@ -1,0 +1,61 @@
+"""Greedy decoding of a batch of compacted caches."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvpolicy.cache import CompactedCache
+from kvpolicy.models.language_model import LanguageModel
+
+# Looking at an answer means detokenising it, so it is done every few tokens only.
+_TOKENS_BETWEEN_LOOKS = 8
+
+
+def decode_greedily(
+    model: LanguageModel,
+    cache: CompactedCache,
+    first_tokens: Int[Tensor, "row"],
+    *,
+    first_position: int,
+    max_new_tokens: int,
+    is_settled: Callable[[list[int]], bool] = lambda tokens: False,
+) -> list[list[int]]:
+    """Continue every row greedily until all have ended, are settled, or `max_new_tokens` are there.
+
+    Args:
+        model: The language model.
+        cache: The rows' caches, up to but without `first_tokens`.
+        first_tokens: The first new token of each row.
+        first_position: Original position of the first tokens.
+        max_new_tokens: Tokens that a row may have.
+        is_settled: Tells from a row's tokens that more of them cannot change what the caller wants to know.
+
+    Returns:
+        New tokens of each row, without the end-of-sequence token and what follows it.
+    """
+    ends = torch.tensor(sorted(_end_tokens(model)), device=first_tokens.device)
+    tokens = first_tokens[:, None]
+    done = torch.isin(first_tokens, ends)
+    while tokens.shape[1] < max_new_tokens and not bool(done.all()):
+        position = first_position + tokens.shape[1] - 1
+        positions = torch.full((tokens.shape[0], 1), position)
+        following = cache.run(model, tokens[:, -1:], positions, num_logits=1)[:, -1].argmax(dim=-1)
+        tokens = torch.cat([tokens, following[:, None].to(tokens.device)], dim=1)
+        done |= torch.isin(tokens[:, -1], ends)
+        if tokens.shape[1] % _TOKENS_BETWEEN_LOOKS == 0:
+            settled = [is_settled(_until_end(row, ends)) for row in tokens]
+            done |= torch.tensor(settled, device=done.device)
+    return [_until_end(row, ends) for row in tokens]
+
+
+def _end_tokens(model: LanguageModel) -> set[int]:
+    configured = model.network.generation_config.eos_token_id  # type: ignore[union-attr]  # nn.Module attribute
+    listed = configured if isinstance(configured, list) else [configured]
+    return {int(token) for token in [*listed, model.tokenizer.eos_token_id] if token is not None}
+
+
+def _until_end(row: Tensor, ends: Tensor) -> list[int]:
+    at_end = torch.isin(row, ends).nonzero()
+    return [int(token) for token in (row[: int(at_end[0])] if len(at_end) else row)]

@@ -1,0 +1,250 @@
+"""Judging every method at every budget on one example, from one prefill (DESIGN: evaluation protocol).
+
+The whole sequence (context, question, reference answer) is run once. In each setting the context's cache is ranked by
+every method and physically compacted to every budget; what follows runs on the compacted caches as a batch: question and
+answer in the query-agnostic setting, the answer alone in the query-aware one, whose context includes the question.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.attention.importance import importance
+from kvpolicy.attention.prefill import Prefill, prefill
+from kvpolicy.benchmarks.scoring import string_match
+from kvpolicy.cache import CompactedCache
+from kvpolicy.decoding import decode_greedily
+from kvpolicy.errors import InputError
+from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.metrics import kl_divergence
+from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.objectives.cost import normalised_cost
+from kvpolicy.prompts import EncodedSample
+from kvpolicy.ranking import kept_positions
+
+SETTINGS = ("query_agnostic", "query_aware")
+# A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
+_MAX_BATCH_LOGITS = 64 * 2**20
+_MAX_BATCH_ENTRIES = 16 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A method as it takes part: with the seed that its policy or its draws come from."""
+
+    method: Method
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One figure of one example."""
+
+    setting: str
+    method: str
+    seed: int
+    budget: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCosts:
+    """What one contender's ranking of one example costs every KV head, normalised (1.0 is perfect)."""
+
+    setting: str
+    method: str
+    seed: int
+    costs: Float[Tensor, "head"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleResult:
+    """All figures of one example."""
+
+    scores: tuple[Score, ...]
+    head_costs: tuple[HeadCosts, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """Where a setting divides the sequence into ranked context, question yet to come, and answer."""
+
+    setting: str
+    num_context: int
+    num_question: int
+    num_answer: int
+
+    @property
+    def num_future(self) -> int:
+        return self.num_question + self.num_answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One compacted variant of the example, and the budgets whose figures it gives."""
+
+    contender: Contender
+    budgets: tuple[int, ...]
+    kept: Int[Tensor, "head kept"]
+
+
+def evaluate_example(
+    model: LanguageModel,
+    example: EncodedSample,
+    contenders: Sequence[Contender],
+    budgets: Sequence[int],
+    *,
+    settings: Sequence[str] = SETTINGS,
+    sample_seed: int = 0,
+    generate: bool = True,
+) -> ExampleResult:
+    """Measure all contenders at all budgets on one example.
+
+    Args:
+        model: The language model.
+        example: The example, encoded.
+        contenders: Methods with their seeds.
+        budgets: Entries kept per KV head, in tokens.
+        settings: `query_agnostic`, `query_aware` or both.
+        sample_seed: Seed of this example, which the random method mixes with its own.
+        generate: Whether to generate greedy answers for `string_match`, which takes most of the time.
+
+    Raises:
+        InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
+    """
+    whole, cuts = _prefill_once(model, example, contenders, settings)
+    scores: list[Score] = []
+    head_costs: list[HeadCosts] = []
+    for cut in cuts:
+        state = _cache_state(whole, cut)
+        rows: list[_Row] = []
+        for contender in contenders:
+            if contender.method.evicts:
+                seeded = replace(state, seed=sample_seed + contender.seed)
+                ranked, costs = _rank(contender, seeded, budgets, cut.setting)
+                rows += ranked
+                head_costs.append(costs)
+            else:
+                everything = torch.arange(cut.num_context).expand(whole.keys.shape[0], -1)
+                rows.append(_Row(contender=contender, budgets=tuple(budgets), kept=everything))
+        for batch in _batches(rows, num_new=cut.num_future, vocabulary=whole.logits.shape[-1]):
+            scores += _measure(model, example, whole, cut, batch, generate=generate)
+    return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs))
+
+
+def _prefill_once(
+    model: LanguageModel, example: EncodedSample, contenders: Sequence[Contender], settings: Sequence[str]
+) -> tuple[Prefill, list[_Cut]]:
+    num_context, num_question, num_answer = map(len, (example.context_ids, example.question_ids, example.answer_ids))
+    known = {
+        "query_agnostic": _Cut(
+            setting="query_agnostic", num_context=num_context, num_question=num_question, num_answer=num_answer
+        ),
+        "query_aware": _Cut(
+            setting="query_aware", num_context=num_context + num_question, num_question=0, num_answer=num_answer
+        ),
+    }
+    unknown = [setting for setting in settings if setting not in known]
+    if unknown:
+        raise InputError(f"setting {unknown[0]!r} is unknown, expected one of {', '.join(SETTINGS)}")
+    needed = [contender.method.num_queries for contender in contenders]
+    num_tokens = num_context + num_question + num_answer
+    most = num_tokens if None in needed else max((count for count in needed if count is not None), default=0)
+    num_future = num_question + num_answer
+    token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
+    whole = prefill(model, token_ids, num_queries=min(num_tokens, most + num_future), num_logits=num_future + 1)
+    return whole, [known[setting] for setting in settings]
+
+
+def _cache_state(whole: Prefill, cut: _Cut) -> CacheState:
+    """The context's part of the prefill, as views, with its true importance."""
+    n = cut.num_context
+    return CacheState(
+        keys=whole.keys[:, :n],
+        values=whole.values[:, :n],
+        queries=whole.queries_before(n, n),
+        positions=torch.arange(n, device=whole.keys.device),
+        num_kv_heads=whole.num_kv_heads,
+        scaling=whole.scaling,
+        importance=importance(whole, num_context=n, num_future=cut.num_future),
+    )
+
+
+def _rank(
+    contender: Contender, state: CacheState, budgets: Sequence[int], setting: str
+) -> tuple[list[_Row], HeadCosts]:
+    scores = contender.method.score(state)
+    assert state.importance is not None
+    rows = [
+        _Row(contender=contender, budgets=(budget,), kept=kept_positions(scores, budget)) for budget in budgets
+    ]
+    costs = normalised_cost(scores, state.importance)
+    return rows, HeadCosts(setting=setting, method=contender.method.name, seed=contender.seed, costs=costs)
+
+
+def _batches(rows: Sequence[_Row], *, num_new: int, vocabulary: int) -> Iterator[list[_Row]]:
+    """Rows of similar size together, so that little of a batch is padding."""
+    most_rows = max(1, _MAX_BATCH_LOGITS // (num_new * vocabulary))
+    batch: list[_Row] = []
+    for row in sorted(rows, key=lambda row: row.kept.shape[1], reverse=True):
+        if batch and (len(batch) == most_rows or (len(batch) + 1) * batch[0].kept.shape[1] > _MAX_BATCH_ENTRIES):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _measure(
+    model: LanguageModel, example: EncodedSample, whole: Prefill, cut: _Cut, rows: Sequence[_Row], *, generate: bool
+) -> list[Score]:
+    """Fidelity of a batch of rows under the reference continuation, and their own greedy answers."""
+    sample = example.sample
+    n, num_question, num_answer = cut.num_context, cut.num_question, cut.num_answer
+    cache = CompactedCache(
+        whole.keys[:, :n],
+        whole.values[:, :n],
+        [row.kept for row in rows],
+        num_kv_heads=whole.num_kv_heads,
+        num_new_tokens=num_question + max(num_answer, sample.max_new_tokens),
+    )
+    num_kept = cache.num_past_tokens
+    # The last answer token predicts nothing that the reference knows.
+    future = torch.tensor((example.context_ids + example.question_ids + example.answer_ids)[n:-1])
+    positions = n + torch.arange(len(future))
+    full_logits = whole.logits[-len(future) - 1 : -1]
+    logits = cache.run(
+        model, future.expand(len(rows), -1), positions.expand(len(rows), -1), num_logits=len(future)
+    )
+    divergence = kl_divergence(full_logits, logits)
+    of_answer = divergence[:, max(0, num_question - 1) :]
+    figures = {"kl": divergence.mean(dim=1).tolist(), "kl_answer": of_answer.mean(dim=1).tolist()}
+    if generate:
+        cache.crop(num_kept + num_question)
+        before_answer = logits[:, num_question - 1] if num_question else whole.logits[-num_answer - 1].expand(len(rows), -1)
+        answers = decode_greedily(
+            model,
+            cache,
+            before_answer.argmax(dim=-1),
+            first_position=n + num_question,
+            max_new_tokens=sample.max_new_tokens,
+            is_settled=lambda tokens: string_match(model.tokenizer.decode(tokens), sample) == 1.0,
+        )
+        figures["string_match"] = [string_match(model.tokenizer.decode(answer), sample) for answer in answers]
+    return [
+        Score(
+            setting=cut.setting,
+            method=row.contender.method.name,
+            seed=row.contender.seed,
+            budget=budget,
+            metric=metric,
+            value=values[index],
+        )
+        for metric, values in figures.items()
+        for index, row in enumerate(rows)
+        for budget in row.budgets
+    ]
