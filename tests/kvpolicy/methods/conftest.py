@@ -1,0 +1,65 @@
+"""Tiny caches, and an agent that stands for a trained policy set."""
+
+from collections.abc import Callable
+
+import jaxtyping
+import pytest
+import torch
+
+from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.registry import make_method
+
+
+def _make_state(
+    num_tokens: int = 24,
+    *,
+    num_layers: int = 2,
+    num_kv_heads: int = 2,
+    group: int = 3,
+    dim: int = 4,
+    num_queries: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> CacheState:
+    generator = torch.Generator().manual_seed(seed + 1000)
+    heads = num_layers * num_kv_heads
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    queries = draw(heads, group, num_tokens, dim) * 2
+    return CacheState(
+        keys=draw(heads, num_tokens, dim),
+        values=draw(heads, num_tokens, dim),
+        queries=queries if num_queries is None else queries[:, :, num_tokens - num_queries :],
+        positions=torch.arange(num_tokens),
+        num_kv_heads=num_kv_heads,
+        scaling=dim**-0.5,
+        seed=seed,
+        importance=torch.rand(heads, num_tokens, generator=generator),
+    )
+
+
+class _SumAgent:
+    def score(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return keys.sum(-1) + values.sum(-1) * 2 + positions / 100
+
+
+def _make_any(name: str) -> Method:
+    return make_method(name, agents=_SumAgent()) if name == "kvp" else make_method(name)
+
+
+@pytest.fixture
+def make_state() -> Callable[..., CacheState]:
+    return _make_state
+
+
+@pytest.fixture
+def make_any() -> Callable[[str], Method]:
+    return _make_any
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a caller without shape checks meets: the library's own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
