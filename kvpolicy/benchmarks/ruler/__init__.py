@@ -1,0 +1,21 @@
+"""RULER: thirteen synthetic long-context tasks at any length (arXiv 2404.06654, NVIDIA/RULER).
+
+The prompts are RULER's; the modules name what differs. Not here: judging answers (`kvpolicy.benchmarks.scoring`).
+"""
+
+from kvpolicy.benchmarks.ruler.generator import generate
+from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, DEFAULT_TASKS, RULER_TASKS, VERSION, RulerTask
+from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
+from kvpolicy.benchmarks.ruler.vocabulary import SPLITS
+
+__all__ = [
+    "BENCHMARK",
+    "DEFAULT_TASKS",
+    "RULER_TASKS",
+    "SPLITS",
+    "VERSION",
+    "RulerTask",
+    "RulerTexts",
+    "generate",
+    "read_texts",
+]

@@ -1,0 +1,126 @@
+"""Writes RULER samples that fill a length, for any task, split and tokenizer.
+
+A sample is a pure function of (task, split, seed, index, length), the outside texts and the token counter. The prompt
+and the tokens to generate together stay within the length (arXiv 2404.06654, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvpolicy.benchmarks.ruler.needles import plan_needles
+from kvpolicy.benchmarks.ruler.plan import Plan, largest_fitting
+from kvpolicy.benchmarks.ruler.questions import plan_question
+from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, RulerTask, ruler_task
+from kvpolicy.benchmarks.ruler.texts import RulerTexts
+from kvpolicy.benchmarks.ruler.variables import plan_variables
+from kvpolicy.benchmarks.ruler.vocabulary import Draw, check_split, stable_seed
+from kvpolicy.benchmarks.ruler.words import plan_common_words, plan_frequent_words
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.errors import InputError
+
+_NO_TEXTS = RulerTexts()
+
+
+def generate(
+    task: str,
+    *,
+    split: str,
+    index: int,
+    seed: int,
+    length_tokens: int,
+    count_tokens: Callable[[Sample], int],
+    texts: RulerTexts = _NO_TEXTS,
+) -> Sample:
+    """Writes one sample.
+
+    Args:
+        task: Name of a task of `RULER_TASKS`.
+        split: `train`, `validation` or `test`; no needle, key or text is shared between them.
+        index: Number of the sample within (task, split, seed, length).
+        seed: Seed of the set of samples.
+        length_tokens: Prompt tokens and tokens to generate, together, at most.
+        count_tokens: Prompt tokens of a sample as the model sees them, such as
+            `kvpolicy.prompts.count_prompt_tokens` with a tokenizer.
+        texts: Outside texts, from `read_texts`; seven tasks need one.
+
+    Returns:
+        The sample, its haystack as long as fits: one unit more (a line, a word, a paragraph) would not.
+
+    Raises:
+        InputError: The task or split is unknown, its text was not given, or it does not fit the length (the message
+            names the smallest length that does).
+    """
+    row = ruler_task(task)
+    check_split(split)
+    if index < 0:
+        raise InputError(f"ruler/{task}: index must be at least 0, got {index}")
+
+    def plans(length: int) -> Sequence[Plan]:
+        return _plans(row, split=split, index=index, seed=seed, length_tokens=length, texts=texts)
+
+    def sample_of(plan: Plan, size: int, length: int) -> Sample:
+        parts = plan.write(size)
+        return Sample(
+            sample_id=f"{BENCHMARK}/{task}/{split}/{seed}/{index}/{length}",
+            benchmark=BENCHMARK,
+            task=task,
+            split=split,
+            context=parts.context,
+            question=parts.question,
+            answer_prefix=parts.answer_prefix,
+            answer=parts.answer,
+            references=parts.references,
+            max_new_tokens=row.max_new_tokens,
+        )
+
+    for plan in plans(length_tokens):
+        size = largest_fitting(
+            lambda units, plan=plan: count_tokens(sample_of(plan, units, length_tokens)),  # type: ignore[misc]
+            budget=length_tokens - row.max_new_tokens,
+            smallest=plan.smallest,
+            largest=plan.largest,
+        )
+        if size is not None:
+            return sample_of(plan, size, length_tokens)
+
+    def needed(length: int) -> int:
+        tightest = plans(length)[-1]
+        return count_tokens(sample_of(tightest, tightest.smallest, length)) + row.max_new_tokens
+
+    fitting = _smallest_length(needed, above=length_tokens)
+    raise InputError(
+        f"{BENCHMARK}/{task} sample {index} does not fit {length_tokens} tokens: the smallest length that fits is "
+        f"{fitting} tokens ({fitting - row.max_new_tokens} of prompt, {row.max_new_tokens} to generate)"
+    )
+
+
+def sample_seed(*, task: str, split: str, seed: int, index: int, length_tokens: int) -> int:
+    """The seed of everything random in one sample; two samples never share one."""
+    return stable_seed(BENCHMARK, task, split, seed, index, length_tokens)
+
+
+def _plans(
+    task: RulerTask, *, split: str, index: int, seed: int, length_tokens: int, texts: RulerTexts
+) -> Sequence[Plan]:
+    """The sample's plans, the preferred one first, the one that needs the fewest tokens last."""
+    own_seed = sample_seed(task=task.name, split=split, seed=seed, index=index, length_tokens=length_tokens)
+    draw = Draw(seed=own_seed, split=split)
+    if task.kind == "niah":
+        return [plan_needles(task, draw, texts.sentences(task, split) if task.haystack == "essay" else ())]
+    if task.kind == "vt":
+        return plan_variables(draw, length_tokens=length_tokens)
+    if task.kind == "cwe":
+        return plan_common_words(draw, length_tokens=length_tokens)
+    if task.kind == "fwe":
+        return [plan_frequent_words(draw, length_tokens=length_tokens)]
+    order_seed = stable_seed(BENCHMARK, task.name, split, seed)
+    return [plan_question(task, draw, texts.questions(task, split), index=index, order_seed=order_seed)]
+
+
+def _smallest_length(needed: Callable[[int], int], *, above: int) -> int:
+    """The next length that fits. Another length draws another sample, which may need a few tokens more."""
+    length = needed(above)
+    while needed(length) > length:
+        length = max(length + 1, needed(length))
+    return length

@@ -1,0 +1,130 @@
+"""From a sample to token ids: context, question and answer, with the model's own chat format around them.
+
+The user's turn is context and question; the assistant's turn begins with the answer prefix. The chat format is put
+around the parts, not into them: the template is rendered once for a marker instead of the user's text and cut at the
+marker. So the three parts are tokenised apart, and the end of the context is a token boundary in the query-aware and
+the query-agnostic setting alike. A joint tokenisation could differ by a token at the two seams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.errors import InputError
+
+_USER_MARK = "KVPUSERTEXTMARK"
+_ASSISTANT_MARK = "KVPASSISTANTTEXTMARK"
+
+# Template variables that would make prompts depend on the day (Llama 3) or open a chain of thought (Qwen 3).
+_TEMPLATE_VARIABLES = {"date_string": "26 Jul 2024", "enable_thinking": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSample:
+    """A sample in tokens.
+
+    Attributes:
+        sample: The sample.
+        context_ids: Head of the chat format and context.
+        question_ids: Question, head of the assistant's turn and answer prefix.
+        answer_ids: Reference answer and the token that ends the turn.
+    """
+
+    sample: Sample
+    context_ids: tuple[int, ...]
+    question_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """What a tokenizer's chat template writes around the user's text.
+
+    Attributes:
+        head: Before the context.
+        tail: Between the question and the answer prefix; a single blank without a chat template, as in RULER.
+        end_id: Token that ends the assistant's turn, or None.
+        start_id: Token before everything that is not written in `head`, or None.
+    """
+
+    head: str
+    tail: str
+    end_id: int | None
+    start_id: int | None
+
+
+def prompt_format(tokenizer: Any) -> PromptFormat:
+    """The format of a tokenizer: its chat template, or plain concatenation where it has none that works."""
+    try:
+        user = [{"role": "user", "content": _USER_MARK}]
+        rendered = _render(tokenizer, user, add_generation_prompt=True)
+    except Exception:  # templates are programs of their authors: whatever they raise, there is no usable template
+        rendered = None
+    if rendered is None or rendered.count(_USER_MARK) != 1:
+        return PromptFormat(head="", tail=" ", end_id=tokenizer.eos_token_id, start_id=tokenizer.bos_token_id)
+    head, tail = rendered.split(_USER_MARK)
+    return PromptFormat(head=head, tail=tail, end_id=_end_of_turn(tokenizer), start_id=None)
+
+
+def encode(sample: Sample, tokenizer: Any) -> EncodedSample:
+    """Tokenises a sample.
+
+    Args:
+        sample: The sample.
+        tokenizer: A tokenizer of transformers.
+
+    Raises:
+        InputError: A part has no tokens.
+    """
+    form = prompt_format(tokenizer)
+    end = [] if form.end_id is None else [form.end_id]
+    context, question = _prompt_ids(sample, tokenizer, form)
+    encoded = EncodedSample(
+        sample=sample,
+        context_ids=tuple(context),
+        question_ids=tuple(question),
+        answer_ids=(*_ids(tokenizer, sample.answer), *end),
+    )
+    for part in ("context", "question", "answer"):
+        if not getattr(encoded, f"{part}_ids"):
+            raise InputError(f"sample {sample.sample_id}: the {part} has no tokens, so nothing could be measured on it")
+    return encoded
+
+
+def count_prompt_tokens(sample: Sample, tokenizer: Any) -> int:
+    """Tokens of context and question, chat format and answer prefix included, as `encode` makes them."""
+    context, question = _prompt_ids(sample, tokenizer, prompt_format(tokenizer))
+    return len(context) + len(question)
+
+
+def _prompt_ids(sample: Sample, tokenizer: Any, form: PromptFormat) -> tuple[list[int], list[int]]:
+    start = [] if form.start_id is None else [form.start_id]
+    context = start + _ids(tokenizer, form.head + sample.context)
+    return context, _ids(tokenizer, f"{sample.question}{form.tail}{sample.answer_prefix}".rstrip(" "))
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    # Not `verbose`: contexts are compacted, so a text longer than the model's maximum is no reason to warn here.
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
+
+
+def _end_of_turn(tokenizer: Any) -> int | None:
+    """The special token that the template writes after an answer; the tokenizer's end of text where it writes none."""
+    end_of_text: int | None = tokenizer.eos_token_id
+    turns = [{"role": "user", "content": _USER_MARK}, {"role": "assistant", "content": _ASSISTANT_MARK}]
+    try:
+        _, found, after = _render(tokenizer, turns, add_generation_prompt=False).partition(_ASSISTANT_MARK)
+    except Exception:  # as above: a template that renders no answer still has its user's turn
+        return end_of_text
+    ids = _ids(tokenizer, after.lstrip()) if found and after.strip() else []
+    return ids[0] if ids and ids[0] in tokenizer.all_special_ids else end_of_text
+
+
+def _render(tokenizer: Any, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    rendered: str = tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=add_generation_prompt, **_TEMPLATE_VARIABLES
+    )
+    return rendered
