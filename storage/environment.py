@@ -93,7 +93,8 @@ def _git(project: Path, *arguments: str) -> str:
 
 def _hardware() -> str:
     memory_gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    parts = [f"{_field(Path('/proc/cpuinfo'), 'model name') or platform.machine()} x {os.cpu_count()}", f"{memory_gib} GiB"]
+    processor = _field(Path("/proc/cpuinfo"), "model name") or platform.machine()
+    parts = [f"{processor} x {os.cpu_count()}", f"{memory_gib} GiB"]
     gpus = Path("/proc/driver/nvidia/gpus")
     if gpus.is_dir():
         parts.extend(_field(gpu / "information", "Model") or "NVIDIA GPU" for gpu in sorted(gpus.iterdir()))

@@ -38,7 +38,8 @@ def code_fingerprint(module: str, packages: Sequence[str] = ("kvpolicy", "tasks"
     """Digest the sources of a module and of all modules of ``packages`` that it can reach by imports.
 
     Imports inside functions count; so do the packages' own ``__init__`` modules, which Python runs on the way. A
-    module that imports by name at run time (``import_module``, ``iter_modules`` and the like) reaches all of its package.
+    module that imports by name at run time (``import_module``, ``iter_modules`` and the like) reaches its whole
+    package.
 
     Raises:
         StorageError: if the module is not found or a source is no Python.
@@ -54,7 +55,9 @@ def module_digests(module: str, packages: Sequence[str] = ("kvpolicy", "tasks"))
     """
     roots = _package_roots({module.partition(".")[0], *packages})
     if _source_of(module, roots) is None:
-        raise StorageError(f"no module {module} in the packages {', '.join(sorted(roots))}: cannot fingerprint its code")
+        raise StorageError(
+            f"no module {module} in the packages {', '.join(sorted(roots))}: cannot fingerprint its code"
+        )
     digests: dict[str, str] = {}
     waiting = [module]
     while waiting:

@@ -27,7 +27,7 @@ _CREATED_AT = _field("created_at", _TIME, "when the row was written, UTC; filled
 ARTIFACTS = _table(
     "everything that a run reads or makes, by content",
     _field("artifact_id", _TEXT, "kind and first 16 characters of the digest"),
-    _field("kind", _TEXT, "model, prompts, trace_fragment, trace_snapshot, policy_set, evaluation, curve, code, environment"),
+    _field("kind", _TEXT, "what it is: model, prompts, trace_snapshot, policy_set, curve, ..."),
     _field("digest", _TEXT, "sha256 of the content"),
     _field("name", _TEXT, "name for people"),
     _field("uri", _TEXT, "where the content lies; empty when the catalog's rows are the content"),

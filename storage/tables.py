@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from storage.errors import StorageError
 
 _ATTEMPTS = 8
 _IN_LIST = 500
+_RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
 _LANCE_ERRORS = (OSError, ValueError, RuntimeError)
 
 
@@ -47,7 +49,8 @@ class Table:
         except _LANCE_ERRORS as error:
             if version is None and "was not found" in str(error):
                 return None
-            raise self._error("cannot be opened" + ("" if version is None else f" at version {version}"), error) from error
+            which = "" if version is None else f" at version {version}"
+            raise self._error(f"cannot be opened{which}", error) from error
 
     def version(self) -> int:
         """Return the latest version; 0 if nothing was ever appended."""
@@ -120,9 +123,8 @@ def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) ->
     known = set(schema.names)
     for index, row in enumerate(rows):
         if unknown := set(row) - known:
-            raise StorageError(
-                f"table {name}, row {index}: unknown columns {', '.join(sorted(unknown))}; it has {', '.join(schema.names)}"
-            )
+            names = ", ".join(sorted(unknown))
+            raise StorageError(f"table {name}, row {index}: unknown columns {names}; it has {', '.join(schema.names)}")
         missing = [field.name for field in schema if not field.nullable and row.get(field.name) is None]
         if missing:
             raise StorageError(f"table {name}, row {index}: no value for {', '.join(missing)}")
@@ -139,7 +141,7 @@ def quote(value: str) -> str:
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of an error's message, shortened."""
-    lines = str(error).strip().splitlines()
+    lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
     return (lines[0].strip() if lines else type(error).__name__)[:limit]
 
 

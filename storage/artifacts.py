@@ -1,0 +1,100 @@
+"""Artifacts: what runs read and make, named by kind and content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.digests import canonical_json, digest_json, short_id
+from storage.environment import Environment
+from storage.errors import StorageError
+
+ARTIFACT_KINDS = (
+    "model",
+    "prompts",
+    "trace_fragment",
+    "trace_snapshot",
+    "policy_set",
+    "evaluation",
+    "curve",
+    "code",
+    "environment",
+)
+_DIGEST = re.compile(r"[0-9a-f]{32,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A thing with content.
+
+    Attributes:
+        kind: one of `ARTIFACT_KINDS`.
+        digest: digest of the content, 32 to 64 hexadecimal characters.
+        name: name for people.
+        uri: where the content lies; "" when the catalog's rows are the content.
+        metadata: further facts, as JSON values.
+    """
+
+    kind: str
+    digest: str
+    name: str
+    uri: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ARTIFACT_KINDS:
+            raise StorageError(f"artifact kind {self.kind!r}: expected one of {', '.join(ARTIFACT_KINDS)}")
+        if not _DIGEST.fullmatch(self.digest):
+            raise StorageError(
+                f"artifact {self.name!r} has digest {self.digest!r}: expected 32-64 hexadecimal characters"
+            )
+        canonical_json(self.metadata)
+
+    @property
+    def artifact_id(self) -> str:
+        """Id of the content."""
+        return short_id(self.kind, self.digest)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the row of the table `artifacts`."""
+        return {
+            "artifact_id": self.artifact_id,
+            "kind": self.kind,
+            "digest": self.digest,
+            "name": self.name,
+            "uri": self.uri,
+            "metadata_json": canonical_json(self.metadata),
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Artifact:
+        """Make the artifact of a row."""
+        return cls(
+            kind=row["kind"],
+            digest=row["digest"],
+            name=row["name"],
+            uri=row["uri"],
+            metadata=json.loads(row["metadata_json"]),
+        )
+
+
+def code_artifact(code_fingerprint: str, environment: Environment) -> Artifact:
+    """Return the code that a run ran: its fingerprint and the commit that it was taken from."""
+    commit, dirty = environment.git_commit, environment.git_dirty
+    metadata = {"git_commit": commit, "git_dirty": dirty, "code_fingerprint": code_fingerprint}
+    state = f"{commit[:12]}{' with changes' if dirty else ''}" if commit else "unknown"
+    name = f"commit {state}, sources {code_fingerprint[:12]}"
+    return Artifact(kind="code", digest=digest_json(metadata), name=name, metadata=metadata)
+
+
+def environment_artifact(environment: Environment) -> Artifact:
+    """Return the surroundings of a run."""
+    return Artifact(
+        kind="environment",
+        digest=environment.digest,
+        name=f"Python {environment.python} on {environment.hardware}",
+        metadata=environment.to_json(),
+    )

@@ -1,0 +1,276 @@
+"""The catalog: every run, what it read and made, and its results, in append-only Lance tables.
+
+A run's rows are written after it has succeeded, and its row in `runs` comes last: that row is the commit. Rows of runs
+that are not in `runs`, left by a writer that died half-way, are invisible to every reader here, and so are results of runs that failed while they were written.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from storage.artifacts import ARTIFACT_KINDS, Artifact
+from storage.digests import canonical_json
+from storage.environment import environment
+from storage.errors import StorageError
+from storage.graph import LineageGraph, walk
+from storage.home import Home
+from storage.recording import RunRecorder, fill_in, new_run_id, utc_now
+from storage.schemas import TABLES
+from storage.tables import Table, quote
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ARTIFACT_KINDS", "Artifact", "Catalog", "CompletedRun", "RunRecorder"]
+
+_UNIQUE = {"artifacts": "artifact_id", "models": "model_id"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedRun:
+    """A run whose results can be used again.
+
+    Attributes:
+        run_id: the run.
+        mlflow_run_id: its MLflow run; "" if none.
+        ended_at: when it ended, UTC.
+        outputs: name -> artifact id.
+    """
+
+    run_id: str
+    mlflow_run_id: str
+    ended_at: dt.datetime
+    outputs: Mapping[str, str]
+
+
+class Catalog:
+    """The catalog of a home. Any number of processes may use it at once."""
+
+    def __init__(self, home: Home) -> None:
+        self._tables = {
+            name: Table(name=name, uri=str(home.catalog / f"{name}.lance"), schema=schema)
+            for name, schema in TABLES.items()
+        }
+
+    @contextmanager
+    def record_run(
+        self,
+        *,
+        stage: str,
+        stage_key: str,
+        parameters: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        code_fingerprint: str,
+        seed: int | None = None,
+        prefect_flow_run_id: str = "",
+        prefect_task_run_id: str = "",
+    ) -> Iterator[RunRecorder]:
+        """Record the run that the block is.
+
+        If the block ends, its outputs and rows are registered together. If it raises, only a failed run with the
+        reason and the inputs is, and the exception goes on. The code and the environment are inputs by themselves.
+
+        Args:
+            stage: name of the stage.
+            stage_key: its key (`storage.lineage.stage_key`).
+            parameters: its parameters as JSON values.
+            inputs: role -> id of a registered artifact.
+            code_fingerprint: fingerprint of its code (`storage.lineage.code_fingerprint`).
+            seed: its seed.
+            prefect_flow_run_id: Prefect flow run.
+            prefect_task_run_id: Prefect task run.
+
+        Raises:
+            StorageError: if an input is not registered, or the record cannot be written.
+        """
+        self._require_artifacts(inputs)
+        run = RunRecorder(
+            stage=stage,
+            stage_key=stage_key,
+            parameters=parameters,
+            inputs=inputs,
+            code_fingerprint=code_fingerprint,
+            seed=seed,
+            prefect_flow_run_id=prefect_flow_run_id,
+            prefect_task_run_id=prefect_task_run_id,
+            environment=environment(),
+        )
+        try:
+            yield run
+            self._write_completed(run)
+        except BaseException as failure:
+            try:
+                self._write_failed(run, failure)
+            except StorageError as error:
+                failure.add_note(f"the failed run could not be recorded either: {error}")
+            raise
+
+    def _write_completed(self, run: RunRecorder) -> None:
+        for table, rows in run.result_rows.items():
+            self.append(table, rows)
+        self._register([*run.surroundings, *run.outputs])
+        self._tables["edges"].append(run.edges(with_outputs=True))
+        self._tables["runs"].append([run.row()])
+
+    def _write_failed(self, run: RunRecorder, failure: BaseException) -> None:
+        self._register(run.surroundings)
+        self._tables["edges"].append(run.edges(with_outputs=False))
+        self._tables["runs"].append([run.row(failure)])
+
+    def record_skip(
+        self,
+        *,
+        stage: str,
+        stage_key: str,
+        reused_run_id: str,
+        parameters: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        code_fingerprint: str = "",
+        prefect_flow_run_id: str = "",
+        prefect_task_run_id: str = "",
+    ) -> str:
+        """Record that a stage was not run because a completed run has the same key, and return the new run id.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        run_id, now, around = new_run_id(), utc_now(), environment()
+        row = {
+            "run_id": run_id,
+            "stage": stage,
+            "stage_key": stage_key,
+            "outcome": "skipped",
+            "reason": f"{reused_run_id} has the same key",
+            "reused_run_id": reused_run_id,
+            "parameters_json": canonical_json(parameters or {}),
+            "seed": seed,
+            "git_commit": around.git_commit,
+            "git_dirty": around.git_dirty,
+            "environment_id": "",
+            "code_fingerprint": code_fingerprint,
+            "hardware": around.hardware,
+            "started_at": now,
+            "ended_at": now,
+            "seconds": 0.0,
+            "prefect_flow_run_id": prefect_flow_run_id,
+            "prefect_task_run_id": prefect_task_run_id,
+            "mlflow_run_id": "",
+        }
+        self._tables["runs"].append([row])
+        return run_id
+
+    def register(self, artifact: Artifact) -> str:
+        """Register an artifact that no run here made, such as a model; again is no change. Returns its id.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        self._register([artifact])
+        return artifact.artifact_id
+
+    def _register(self, artifacts: Sequence[Artifact]) -> None:
+        self.append("artifacts", [artifact.to_row() for artifact in artifacts])
+
+    def append(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to a table in one commit; artifacts and models that are there already are left out.
+
+        Rows of results belong to a run: use `RunRecorder.append`, which fills in the run and waits for its success.
+
+        Raises:
+            StorageError: if there is no such table, a row does not fit it, or it cannot be written.
+        """
+        filled = fill_in(self._table(table).name, rows)
+        column = _UNIQUE.get(table)
+        if column is not None and filled:
+            to_write = {row.get(column): row for row in filled}
+            present = {row[column] for row in self._tables[table].scan_in(column, [str(name) for name in to_write])}
+            filled = [row for name, row in to_write.items() if name not in present]
+        self._tables[table].append(filled)
+
+    def rows(self, table: str, where: str | None = None, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Read rows by a condition, in the order in which they were written; quicker than `sql` for single look-ups.
+
+        Edges come as they were written; `lineage` knows which of them count.
+
+        Raises:
+            StorageError: if there is no such table or column, or it cannot be read.
+        """
+        wanted = list(columns) if columns is not None else self._table(table).schema.names
+        owned = "run_id" in self._table(table).schema.names and table not in ("runs", "edges")
+        read = self._tables[table].scan(where, [*wanted, *(["run_id"] if owned and "run_id" not in wanted else [])])
+        found: list[dict[str, Any]] = read.to_pylist()
+        if owned:
+            recorded = {
+                row["run_id"] for row in self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found))
+            }
+            found = [row for row in found if row["run_id"] in recorded]
+        return [{name: row[name] for name in wanted} for row in found]
+
+    def find_completed(self, stage_key: str) -> CompletedRun | None:
+        """Return the latest completed run with a key, or None.
+
+        Raises:
+            StorageError: if the catalog cannot be read.
+        """
+        runs = self._tables["runs"].scan(f"stage_key = {quote(stage_key)} AND outcome = 'completed'").to_pylist()
+        if not runs:
+            return None
+        run = runs[-1]  # by commits, since clocks may jump
+        edges = self._tables["edges"].scan(f"run_id = {quote(run['run_id'])} AND role = 'output'").to_pylist()
+        return CompletedRun(
+            run_id=run["run_id"],
+            mlflow_run_id=run["mlflow_run_id"],
+            ended_at=run["ended_at"],
+            outputs={edge["name"]: edge["artifact_id"] for edge in edges},
+        )
+
+    def artifact(self, artifact_id: str) -> Artifact:
+        """Return a registered artifact.
+
+        Raises:
+            StorageError: if there is none with that id.
+        """
+        found = self._tables["artifacts"].scan_in("artifact_id", [artifact_id])
+        if not found:
+            raise StorageError(f"no artifact {artifact_id} in the catalog: see `SELECT artifact_id FROM artifacts`")
+        return Artifact.from_row(found[0])
+
+    def lineage(self, any_id: str, direction: str = "up") -> LineageGraph:
+        """Return everything that something came from ("up") or went into ("down").
+
+        Args:
+            any_id: id of an artifact or run, of an MLflow run of a curve or stage, or the first 6 or more characters
+                of one, if no other id begins so.
+            direction: "up" or "down".
+
+        Raises:
+            StorageError: if the id is unknown or ambiguous, or the direction is neither.
+        """
+        return walk(self._tables, any_id, direction)
+
+    def sql(self, query: str) -> pa.Table:
+        """Answer one SQL query over the catalog's tables; it can neither write nor reach files or the network.
+
+        Raises:
+            StorageError: if the query is wrong or not allowed.
+        """
+        from storage.sql import query_tables
+
+        return query_tables(self._tables, query)
+
+    def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            raise StorageError(f"no table {name!r} in the catalog: expected one of {', '.join(self._tables)}")
+        return self._tables[name]
+
+    def _require_artifacts(self, inputs: Mapping[str, str]) -> None:
+        known = {row["artifact_id"] for row in self._tables["artifacts"].scan_in("artifact_id", inputs.values())}
+        for name, artifact_id in inputs.items():
+            if artifact_id not in known:
+                raise StorageError(f"input {name!r} is {artifact_id!r}: no such artifact; register it before the run")
+            if name in ("code", "environment"):
+                raise StorageError(f"input {name!r}: the catalog adds code and environment itself; leave it out")

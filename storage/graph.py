@@ -1,0 +1,230 @@
+"""Lineage as a graph: from any id, everything that it came from or went into.
+
+The walk asks for one layer at a time, so its cost depends on the answer and not on the size of the catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.errors import StorageError
+from storage.tables import Table, quote
+
+_SHORTEST_PREFIX = 6
+_ID = re.compile(r"[A-Za-z0-9_-]+")
+_SHOWN = 5
+_RUN_FACTS = (
+    "stage_key",
+    "outcome",
+    "reason",
+    "seed",
+    "git_commit",
+    "git_dirty",
+    "code_fingerprint",
+    "hardware",
+    "seconds",
+    "prefect_flow_run_id",
+    "prefect_task_run_id",
+    "mlflow_run_id",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageNode:
+    """An artifact or a run.
+
+    Attributes:
+        id: its id.
+        kind: kind of the artifact, or "run".
+        name: name of the artifact, or stage of the run.
+        facts: what else is known: digest, uri, created_at; or outcome, started_at, seconds, seed, git_commit, ...
+    """
+
+    id: str
+    kind: str
+    name: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageEdge:
+    """A flow from an artifact into a run, or from a run into an artifact.
+
+    Attributes:
+        source: id of the node that the flow leaves.
+        target: id of the node that it enters.
+        role: "input" (into a run) or "output" (of a run).
+        name: what the artifact is to the run.
+    """
+
+    source: str
+    target: str
+    role: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageGraph:
+    """Everything up or down from a root.
+
+    Attributes:
+        root: id that was asked for, in full.
+        direction: "up" or "down".
+        nodes: id -> node, the root first.
+        edges: the flows between them.
+    """
+
+    root: str
+    direction: str
+    nodes: Mapping[str, LineageNode]
+    edges: tuple[LineageEdge, ...]
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of the nodes."""
+        return {node.kind for node in self.nodes.values()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the graph as JSON values."""
+        return {
+            "root": self.root,
+            "direction": self.direction,
+            "nodes": [
+                {"id": node.id, "kind": node.kind, "name": node.name, **node.facts} for node in self.nodes.values()
+            ],
+            "edges": [
+                {"source": edge.source, "target": edge.target, "role": edge.role, "name": edge.name}
+                for edge in self.edges
+            ],
+        }
+
+
+def render_tree(graph: LineageGraph) -> list[str]:
+    """Return the lines of a plain-text tree; what was drawn once is only named after that."""
+    children: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        parent, child = (edge.target, edge.source) if graph.direction == "up" else (edge.source, edge.target)
+        children.setdefault(parent, []).append(child)
+    lines: list[str] = []
+    drawn: set[str] = set()
+
+    def draw(name: str, first: str, rest: str) -> None:
+        again = name in drawn and name in children
+        lines.append(first + _label(graph.nodes[name]) + ("  (see above)" if again else ""))
+        drawn.add(name)
+        if again:
+            return
+        below = children.get(name, [])
+        for index, child in enumerate(below):
+            last = index == len(below) - 1
+            draw(child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+
+    draw(graph.root, "", "")
+    return lines
+
+
+def _label(node: LineageNode) -> str:
+    outcome = node.facts.get("outcome", "completed")
+    return f"{node.kind} {node.id}  {node.name}" + ("" if outcome == "completed" else f"  ({outcome})")
+
+
+def walk(tables: Mapping[str, Table], any_id: str, direction: str) -> LineageGraph:
+    """Walk the lineage of an id; see `storage.catalog.Catalog.lineage`.
+
+    Raises:
+        StorageError: if the id is unknown or ambiguous, or the direction is neither "up" nor "down".
+    """
+    if direction not in ("up", "down"):
+        raise StorageError(f"lineage direction {direction!r}: expected 'up' or 'down'")
+    root = _resolve(tables, any_id)
+    # Up: an artifact leads to the runs that made it, a run to what it read. Down: the other way about.
+    of_artifact, of_run = ("output", "input") if direction == "up" else ("input", "output")
+    nodes: dict[str, LineageNode] = {}
+    edges: dict[LineageEdge, None] = {}  # ordered, each once
+    artifacts, runs = ({root}, set[str]()) if not root.startswith("run-") else (set[str](), {root})
+    while artifacts or runs:
+        nodes.update(_artifact_nodes(tables, artifacts))
+        nodes.update(_run_nodes(tables, runs))
+        next_runs = _published(tables, tables["edges"].scan_in("artifact_id", artifacts, f"role = '{of_artifact}'"))
+        next_artifacts = _published(tables, tables["edges"].scan_in("run_id", runs, f"role = '{of_run}'"))
+        edges.update(dict.fromkeys(_edge(row) for row in [*next_runs, *next_artifacts]))
+        runs = {edge["run_id"] for edge in next_runs} - set(nodes)
+        artifacts = {edge["artifact_id"] for edge in next_artifacts} - set(nodes)
+    if root not in nodes:
+        raise StorageError(f"nothing recorded under {root}: its run did not complete")
+    return LineageGraph(root=root, direction=direction, nodes=nodes, edges=tuple(edges))
+
+
+def _published(tables: Mapping[str, Table], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out edges of runs without a row, whose writer died, and outputs of runs that failed in the end."""
+    runs = _run_nodes(tables, {row["run_id"] for row in rows})
+    return [
+        row
+        for row in rows
+        if row["run_id"] in runs and (row["role"] == "input" or runs[row["run_id"]].facts["outcome"] == "completed")
+    ]
+
+
+def _edge(row: Mapping[str, Any]) -> LineageEdge:
+    ends = (row["artifact_id"], row["run_id"])
+    source, target = ends if row["role"] == "input" else reversed(ends)
+    return LineageEdge(source=source, target=target, role=row["role"], name=row["name"])
+
+
+def _artifact_nodes(tables: Mapping[str, Table], ids: Iterable[str]) -> dict[str, LineageNode]:
+    nodes: dict[str, LineageNode] = {}
+    for row in tables["artifacts"].scan_in("artifact_id", ids):
+        facts = {name: row[name] for name in ("digest", "uri")}
+        facts["created_at"] = row["created_at"].isoformat()
+        facts["metadata"] = json.loads(row["metadata_json"])
+        node = LineageNode(id=row["artifact_id"], kind=row["kind"], name=row["name"], facts=facts)
+        nodes.setdefault(node.id, node)
+    return nodes
+
+
+def _run_nodes(tables: Mapping[str, Table], ids: Iterable[str]) -> dict[str, LineageNode]:
+    nodes = {}
+    for row in tables["runs"].scan_in("run_id", ids):
+        facts = {name: row[name] for name in _RUN_FACTS}
+        facts["parameters"] = json.loads(row["parameters_json"])
+        facts["started_at"] = row["started_at"].isoformat()
+        nodes[row["run_id"]] = LineageNode(id=row["run_id"], kind="run", name=row["stage"], facts=facts)
+    return nodes
+
+
+def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
+    """Return the artifact or run id that is meant."""
+    if not _ID.fullmatch(any_id):
+        raise StorageError(f"{any_id!r} is no id: expected letters, digits, '-' and '_'")
+    found = _matches(tables, f"= {quote(any_id)}")
+    if not found and len(any_id) >= _SHORTEST_PREFIX:
+        # "_" stands for any character in LIKE, and ids have it.
+        found = _matches(tables, None, prefix=any_id)
+    if not found:
+        hint = (
+            "" if len(any_id) >= _SHORTEST_PREFIX else f"; a shortened id needs at least {_SHORTEST_PREFIX} characters"
+        )
+        raise StorageError(f"no artifact, run or MLflow run {any_id!r} in the catalog{hint}")
+    if len(found) > 1:
+        names = sorted(found)
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        raise StorageError(f"{any_id!r} may mean {len(names)} things: {shown}; give more of the id")
+    return found.pop()
+
+
+def _matches(tables: Mapping[str, Table], equals: str | None, prefix: str = "") -> set[str]:
+    def where(column: str) -> str:
+        return f"{column} {equals}" if equals is not None else f"starts_with({column}, {quote(prefix)})"
+
+    found = set(tables["artifacts"].scan(where("artifact_id"), ["artifact_id"])["artifact_id"].to_pylist())
+    for column in ("run_id", "mlflow_run_id"):
+        # A skipped run stands for the run whose results it used.
+        rows = tables["runs"].scan(where(column), ["run_id", "reused_run_id"]).to_pylist()
+        found |= {row["reused_run_id"] or row["run_id"] for row in rows}
+    curves = tables["curves"].scan(where("mlflow_run_id"), ["curve_id", "run_id"]).to_pylist()
+    runs = _run_nodes(tables, {row["run_id"] for row in curves})
+    completed = {name for name, run in runs.items() if run.facts["outcome"] == "completed"}
+    return found | {row["curve_id"] for row in curves if row["run_id"] in completed}

@@ -1,0 +1,380 @@
+"""The trace store: keys, values and importance of every KV head, for terabytes of samples.
+
+A fragment (`storage.fragments`) is written under a temporary name, renamed, and then committed by one append to the
+manifest (`storage.manifest`). Until that append it does not exist for readers, so a writer that dies leaves only
+garbage, which `TraceStore.gc` removes.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storage import fragments
+from storage.digests import digest_json
+from storage.errors import StorageError
+from storage.fragments import ARRAYS, Fragment, FragmentTensors, Span
+from storage.manifest import Manifest, TraceRow, TraceSample, TraceSnapshot
+from storage.tables import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "FragmentRef",
+    "TraceProblem",
+    "TraceRow",
+    "TraceSample",
+    "TraceSnapshot",
+    "TraceStore",
+    "TraceTensors",
+]
+
+FORMAT_VERSION = 1
+_DRAFT = ".tmp-"
+_OPEN_FRAGMENTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentRef:
+    """What became of a write.
+
+    Attributes:
+        fragment_id: the fragment; if all samples had been committed before, the one that holds the first of them.
+        digest: digest of its content.
+        num_samples: samples that were handed over.
+        num_tokens: their tokens.
+        num_bytes: bytes of their tensors.
+        committed: ids of the samples that this write committed; the others had been committed before.
+    """
+
+    fragment_id: str
+    digest: str
+    num_samples: int
+    num_tokens: int
+    num_bytes: int
+    committed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceTensors:
+    """Traces of one sample.
+
+    Attributes:
+        keys: (head, token, dim), as they were written.
+        values: (head, token, dim), as they were written.
+        importance: (head, token) float32.
+        positions: (token) int64, the positions of the context tokens.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    importance: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceProblem:
+    """Damage that `TraceStore.verify` found.
+
+    Attributes:
+        fragment_id: the fragment.
+        sample_id: the damaged sample.
+        head: the damaged KV head; None when it cannot be told or all are.
+        message: what is wrong.
+    """
+
+    fragment_id: str
+    sample_id: str
+    head: int | None
+    message: str
+
+    def __str__(self) -> str:
+        where = "all heads" if self.head is None else f"head {self.head}"
+        return f"fragment {self.fragment_id}, sample {self.sample_id}, {where}: {self.message}"
+
+
+class TraceStore:
+    """The trace store under a folder.
+
+    Args:
+        root: the folder; it is made by the first write.
+        chunk_tokens: tokens of a chunk, the smallest part that is read; at most these.
+    """
+
+    def __init__(self, root: str | Path, *, chunk_tokens: int = 1024) -> None:
+        if chunk_tokens < 1:
+            raise StorageError(f"chunk_tokens is {chunk_tokens}: expected at least 1")
+        self.root = Path(root).absolute()
+        self._chunk_tokens = chunk_tokens
+        self._fragments = self.root / "fragments"
+        self._manifest = Manifest(uri=str(self.root / "manifest.lance"))
+        self._open = functools.lru_cache(_OPEN_FRAGMENTS)(lambda name: Fragment.open(self._fragments / name))
+
+    def write_fragment(
+        self,
+        *,
+        collection: str,
+        model_digest: str,
+        samples: Sequence[TraceSample],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        importance: torch.Tensor,
+    ) -> FragmentRef:
+        """Write and commit the traces of samples whose context tokens lie end to end.
+
+        A sample that the collection has already is not committed again. Any number of processes may write at once.
+
+        Args:
+            collection: key of the collection.
+            model_digest: digest of the model that made the traces.
+            samples: the samples, in the order of their tokens.
+            keys: (head, token, dim) in bfloat16, float16 or float32.
+            values: (head, token, dim) in the same type.
+            importance: (head, token) float32.
+
+        Raises:
+            StorageError: if the arguments disagree or the store cannot be written; then nothing is committed.
+        """
+        spans = _spans(samples, num_tokens=keys.shape[1] if keys.ndim > 1 else 0)
+        tensors = FragmentTensors.from_torch(keys, values, importance)
+        sample_ids = [sample.sample_id for sample in samples]
+        num_bytes = sum(getattr(tensors, name).nbytes for name in ARRAYS)
+        heads = fragments.head_digests(tensors.keys, tensors.values, tensors.importance, spans)
+        digests = [
+            fragments.sample_digest(name, tensors.logical_dtype, tensors.dims, stop - start, heads[index])
+            for index, (name, (start, stop)) in enumerate(zip(sample_ids, spans, strict=True))
+        ]
+        digest = digest_json([list(pair) for pair in zip(sample_ids, digests, strict=True)])
+
+        def ref(fragment_id: str, committed: tuple[str, ...]) -> FragmentRef:
+            return FragmentRef(
+                fragment_id=fragment_id,
+                digest=digest,
+                num_samples=len(samples),
+                num_tokens=spans[-1][1],
+                num_bytes=num_bytes,
+                committed=committed,
+            )
+
+        earlier = self._manifest.rows(collection, sample_ids=sample_ids)
+        if len(earlier) == len(samples):
+            return ref(earlier[0].fragment_id, ())
+        fragment_id = uuid.uuid4().hex
+        attributes = {
+            "format_version": FORMAT_VERSION,
+            "logical_dtype": tensors.logical_dtype,
+            "collection": collection,
+            "model_digest": model_digest,
+            "digest": digest,
+            "samples": [
+                {**asdict(sample), "start": start, "digest": sample_digest}
+                for sample, (start, _), sample_digest in zip(samples, spans, digests, strict=True)
+            ],
+        }
+        metadata = self._publish(fragment_id, tensors, heads, attributes)
+        # The write took a while: look again, so that what another writer committed meanwhile is not even appended.
+        present = {row.sample_id for row in self._manifest.rows(collection, sample_ids=sample_ids)}
+        self._manifest.commit(
+            TraceRow(
+                **asdict(sample),
+                collection=collection,
+                model_digest=model_digest,
+                fragment_id=fragment_id,
+                start=start,
+                sample_digest=sample_digest,
+                fragment_digest=digest,
+                metadata_digest=metadata,
+            )
+            for sample, (start, _), sample_digest in zip(samples, spans, digests, strict=True)
+            if sample.sample_id not in present
+        )
+        winners = self._manifest.rows(collection, sample_ids=sample_ids)
+        return ref(fragment_id, tuple(row.sample_id for row in winners if row.fragment_id == fragment_id))
+
+    def _publish(
+        self,
+        fragment_id: str,
+        tensors: FragmentTensors,
+        heads: np.ndarray[Any, Any],
+        attributes: dict[str, object],
+    ) -> str:
+        """Write the fragment's folder and return the digest of its metadata."""
+        draft = self._fragments / f"{_DRAFT}{fragment_id}"
+        fragments.write(draft, tensors, heads, attributes, self._chunk_tokens)
+        try:
+            metadata = fragments.metadata_digest(draft)
+            draft.rename(self._fragments / fragment_id)
+        except OSError as error:
+            raise StorageError(f"cannot publish fragment {draft}: {error.strerror}; nothing was committed") from error
+        return metadata
+
+    def committed_samples(self, collection: str) -> set[str]:
+        """Return the ids of the samples that a collection has."""
+        return self._manifest.sample_ids(collection)
+
+    def snapshot(
+        self, collection: str, *, splits: Sequence[str] | None = None, manifest_version: int | None = None
+    ) -> TraceSnapshot:
+        """Take a collection as it is, or as it was at a version of the manifest.
+
+        Args:
+            collection: key of the collection.
+            splits: only samples of these splits.
+            manifest_version: the version; the latest by default.
+
+        Raises:
+            StorageError: if there is no such version or it holds no such samples.
+        """
+        version = self._manifest.version() if manifest_version is None else manifest_version
+        rows = [
+            row for row in self._manifest.rows(collection, version=version) if splits is None or row.split in splits
+        ]
+        if not rows:
+            which = "" if splits is None else f" of splits {', '.join(splits)}"
+            raise StorageError(f"no traces{which} for collection {collection} in {self.root}: collect them first")
+        return TraceSnapshot(
+            collection=collection,
+            manifest_version=version,
+            rows=tuple(sorted(rows, key=lambda row: row.sample_id)),
+        )
+
+    def read(self, row: TraceRow, heads: slice | None = None) -> TraceTensors:
+        """Read one sample.
+
+        Args:
+            row: the sample.
+            heads: consecutive KV heads; all by default.
+
+        Raises:
+            StorageError: if the heads are not consecutive or none, or the traces are missing or damaged.
+        """
+        import torch
+
+        fragment = self._open(row.fragment_id)
+        first, last, step = (heads or slice(None)).indices(fragment.num_heads)
+        if step != 1 or last <= first:
+            raise StorageError(f"heads {heads} of {fragment.num_heads}: expected at least one, in consecutive order")
+        keys, values, importance = (fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS)
+        digests = fragments.head_digests(keys, values, importance, [(0, row.context_tokens)])[0]
+        wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[first:last]).any(axis=1))
+        if wrong.size:
+            raise StorageError(
+                f"fragment {row.fragment_id}, sample {row.sample_id}, head {first + int(wrong[0])}: damaged, its"
+                " content is not what was written; run verify, then collect it again"
+            )
+        return TraceTensors(
+            keys=fragments.to_torch(keys, fragment.logical_dtype),
+            values=fragments.to_torch(values, fragment.logical_dtype),
+            importance=fragments.to_torch(importance, "float32"),
+            positions=torch.arange(row.context_tokens),
+        )
+
+    def verify(self, collection: str | None = None) -> list[TraceProblem]:
+        """Read every committed byte again and name what is damaged.
+
+        Args:
+            collection: only this collection; all by default.
+        """
+        by_fragment: dict[str, list[TraceRow]] = {}
+        for row in self._manifest.rows(collection):
+            by_fragment.setdefault(row.fragment_id, []).append(row)
+        return [problem for name, rows in by_fragment.items() for problem in self._verify_fragment(name, rows)]
+
+    def _verify_fragment(self, name: str, rows: list[TraceRow]) -> Iterator[TraceProblem]:
+        folder = self._fragments / name
+
+        def problem(row: TraceRow, head: int | None, message: str) -> TraceProblem:
+            return TraceProblem(fragment_id=name, sample_id=row.sample_id, head=head, message=message)
+
+        try:
+            if fragments.metadata_digest(folder) != rows[0].metadata_digest:
+                raise StorageError("its metadata documents changed after the commit")
+            fragment = Fragment.open(folder, check_all=True)
+            stored = np.stack([fragment.stored_digests(row.start) for row in rows])
+        except StorageError as error:
+            yield from (problem(row, None, str(error)) for row in rows)
+            return
+        actual = np.zeros_like(stored)
+        damaged: set[str] = set()
+        for head in range(fragment.num_heads):
+            found: list[TraceRow] = []
+            message = "its content differs from its digest, though every checksum holds"
+            try:
+                actual[:, head] = _hash_rows(fragment, head, (0, fragment.num_tokens), rows)
+            except StorageError as error:
+                message = one_line(error.__cause__ or error)
+                for index, row in enumerate(rows):
+                    try:
+                        actual[index, head] = _hash_rows(fragment, head, (row.start, row.stop), [row])[0]
+                    except StorageError:
+                        found.append(row)
+                # What no sample trips over alone, an index or padding, belongs to every sample of the shard.
+                found = found or rows
+            else:
+                differs = (actual[:, head] != stored[:, head]).any(axis=1)
+                found = [row for row, is_wrong in zip(rows, differs, strict=True) if is_wrong]
+            damaged.update(row.sample_id for row in found)
+            yield from (problem(row, head, message) for row in found)
+        for row, heads in zip(rows, actual, strict=True):
+            digest = fragments.sample_digest(
+                row.sample_id, fragment.logical_dtype, fragment.dims, row.context_tokens, heads
+            )
+            if digest != row.sample_digest and row.sample_id not in damaged:
+                yield problem(row, None, "it is whole, but not what was committed")
+
+    def gc(self, *, min_age_s: float = 3600) -> list[str]:
+        """Remove what no committed sample needs, and return the names of the removed fragments.
+
+        Args:
+            min_age_s: leave younger folders alone: a live writer may be about to commit them.
+        """
+        if not self._fragments.is_dir():
+            return []
+        # List before asking the manifest: what is committed in between is then kept.
+        candidates = [path for path in sorted(self._fragments.iterdir()) if _age_s(path) >= min_age_s]
+        needed = {row.fragment_id for row in self._manifest.rows()}
+        garbage = [path for path in candidates if path.name not in needed]
+        for path in garbage:
+            shutil.rmtree(path, ignore_errors=True)
+        return [path.name for path in garbage]
+
+
+def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:
+    if not samples:
+        raise StorageError("no samples to write: expected at least one")
+    ids = [sample.sample_id for sample in samples]
+    if len(set(ids)) < len(ids):
+        raise StorageError(f"a sample id occurs twice among {', '.join(ids[:5])}: expected each once")
+    lengths = [sample.context_tokens for sample in samples]
+    if min(lengths) < 1 or sum(lengths) != num_tokens:
+        raise StorageError(
+            f"samples have {sum(lengths)} context tokens and keys {num_tokens}: expected the same, each >= 1"
+        )
+    stops = list(accumulate(lengths))
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def _hash_rows(fragment: Fragment, head: int, span: Span, rows: Sequence[TraceRow]) -> np.ndarray[Any, Any]:
+    """Read tokens of one head and return the (sample, 32) digests of the rows in them."""
+    keys, values, importance = (fragment.read(array, (head, head + 1), span) for array in ARRAYS)
+    spans = [(row.start - span[0], row.stop - span[0]) for row in rows]
+    digests: np.ndarray[Any, Any] = fragments.head_digests(keys, values, importance, spans)[:, 0]
+    return digests
+
+
+def _age_s(path: Path) -> float:
+    try:
+        newest = max(item.stat().st_mtime for item in [path, *path.iterdir()])
+    except OSError:  # gone meanwhile: its writer renamed it
+        return -1
+    return time.time() - newest
