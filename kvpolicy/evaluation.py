@@ -14,21 +14,110 @@ from torch import Tensor
 
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import Prefill, prefill
-from kvpolicy.benchmarks.scoring import string_match
+from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.registry import method_names, method_type
 from kvpolicy.metrics import kl_divergence
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.prompts import EncodedSample
-from kvpolicy.ranking import kept_positions
+from kvpolicy.protocol import SETTINGS, Cut, check_setting, cut_sample
+from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, kept_positions
 
-SETTINGS = ("query_agnostic", "query_aware")
 # A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
 _MAX_BATCH_LOGITS = 64 * 2**20
 _MAX_BATCH_ENTRIES = 16 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What is judged.
+
+    Attributes:
+        methods: Names of methods; `full` and `oracle` always take part.
+        budgets: Entries kept per KV head, in tokens, ascending.
+        settings: `query_agnostic`, `query_aware` or both.
+        num_samples: Samples of each task, of the test split.
+        num_generated: How many of these are also answered, for `string_match`.
+        num_random_seeds: Seeds of the random method.
+        num_resamples: Bootstrap resamples.
+        confidence: Of the intervals.
+        examples_per_shard: Examples that are judged and committed at once.
+    """
+
+    methods: tuple[str, ...] = tuple(method_names())
+    budgets: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512)
+    settings: tuple[str, ...] = SETTINGS
+    num_samples: int = 5
+    num_generated: int = 2
+    num_random_seeds: int = 1
+    num_resamples: int = 2000
+    confidence: float = 0.95
+    examples_per_shard: int = 6
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            InputError: Naming each wrong field, what was got and what was expected.
+        """
+        for method in self.methods:
+            method_type(method)
+        for setting in self.settings:
+            check_setting(setting)
+        always = NUM_SINK_TOKENS + NUM_RECENT_TOKENS
+        problems = [
+            f"budget {budget} is below the {always} tokens that are always kept"
+            for budget in self.budgets
+            if budget < always
+        ]
+        problems += [
+            f"{name} is empty, expected at least one"
+            for name in ("methods", "budgets", "settings")
+            if not getattr(self, name)
+        ]
+        problems += [
+            f"{name} has a value twice"
+            for name in ("methods", "budgets", "settings")
+            if len(set(getattr(self, name))) < len(getattr(self, name))
+        ]
+        problems += [
+            f"{name} is {getattr(self, name)}, expected at least {least}"
+            for name, least in {
+                "num_samples": 1,
+                "num_generated": 0,
+                "num_random_seeds": 1,
+                "num_resamples": 100,
+                "examples_per_shard": 1,
+            }.items()
+            if getattr(self, name) < least
+        ]
+        if self.num_generated > self.num_samples:
+            problems.append(f"num_generated is {self.num_generated}, expected at most num_samples ({self.num_samples})")
+        if not 0 < self.confidence < 1:
+            problems.append(f"confidence is {self.confidence}, expected between 0 and 1")
+        if problems:
+            raise InputError("evaluate: " + "; ".join(problems))
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """All methods that take part, in the order of tables."""
+        return tuple(name for name in method_names() if name in {*self.methods, "full", "oracle"})
+
+    def check_context(self, num_tokens: int, sample_id: str) -> None:
+        """Check that every budget fits in a context.
+
+        Raises:
+            InputError: Naming the largest budget and the context.
+        """
+        if max(self.budgets) > num_tokens:
+            raise InputError(
+                f"evaluate: budget {max(self.budgets)} is above the context of sample {sample_id}, which has {num_tokens} "
+                "tokens: choose smaller budgets or longer prompts (length_tokens)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +156,6 @@ class ExampleResult:
 
     scores: tuple[Score, ...]
     head_costs: tuple[HeadCosts, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """Where a setting divides the sequence into ranked context, question yet to come, and answer."""
-
-    setting: str
-    num_context: int
-    num_question: int
-    num_answer: int
-
-    @property
-    def num_future(self) -> int:
-        return self.num_question + self.num_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,29 +213,17 @@ def evaluate_example(
 
 def _prefill_once(
     model: LanguageModel, example: EncodedSample, contenders: Sequence[Contender], settings: Sequence[str]
-) -> tuple[Prefill, list[_Cut]]:
-    num_context, num_question, num_answer = map(len, (example.context_ids, example.question_ids, example.answer_ids))
-    known = {
-        "query_agnostic": _Cut(
-            setting="query_agnostic", num_context=num_context, num_question=num_question, num_answer=num_answer
-        ),
-        "query_aware": _Cut(
-            setting="query_aware", num_context=num_context + num_question, num_question=0, num_answer=num_answer
-        ),
-    }
-    unknown = [setting for setting in settings if setting not in known]
-    if unknown:
-        raise InputError(f"setting {unknown[0]!r} is unknown, expected one of {', '.join(SETTINGS)}")
+) -> tuple[Prefill, list[Cut]]:
+    cuts = [cut_sample(example, setting) for setting in settings]
     needed = [contender.method.num_queries for contender in contenders]
-    num_tokens = num_context + num_question + num_answer
-    most = num_tokens if None in needed else max((count for count in needed if count is not None), default=0)
-    num_future = num_question + num_answer
     token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
+    num_tokens, num_future = len(token_ids), max(cut.num_future for cut in cuts)
+    most = num_tokens if None in needed else max((count for count in needed if count is not None), default=0)
     whole = prefill(model, token_ids, num_queries=min(num_tokens, most + num_future), num_logits=num_future + 1)
-    return whole, [known[setting] for setting in settings]
+    return whole, cuts
 
 
-def _cache_state(whole: Prefill, cut: _Cut) -> CacheState:
+def _cache_state(whole: Prefill, cut: Cut) -> CacheState:
     """The context's part of the prefill, as views, with its true importance."""
     n = cut.num_context
     return CacheState(
@@ -179,9 +242,7 @@ def _rank(
 ) -> tuple[list[_Row], HeadCosts]:
     scores = contender.method.score(state)
     assert state.importance is not None
-    rows = [
-        _Row(contender=contender, budgets=(budget,), kept=kept_positions(scores, budget)) for budget in budgets
-    ]
+    rows = [_Row(contender=contender, budgets=(budget,), kept=kept_positions(scores, budget)) for budget in budgets]
     costs = normalised_cost(scores, state.importance)
     return rows, HeadCosts(setting=setting, method=contender.method.name, seed=contender.seed, costs=costs)
 
@@ -200,7 +261,7 @@ def _batches(rows: Sequence[_Row], *, num_new: int, vocabulary: int) -> Iterator
 
 
 def _measure(
-    model: LanguageModel, example: EncodedSample, whole: Prefill, cut: _Cut, rows: Sequence[_Row], *, generate: bool
+    model: LanguageModel, example: EncodedSample, whole: Prefill, cut: Cut, rows: Sequence[_Row], *, generate: bool
 ) -> list[Score]:
     """Fidelity of a batch of rows under the reference continuation, and their own greedy answers."""
     sample = example.sample
@@ -217,24 +278,24 @@ def _measure(
     future = torch.tensor((example.context_ids + example.question_ids + example.answer_ids)[n:-1])
     positions = n + torch.arange(len(future))
     full_logits = whole.logits[-len(future) - 1 : -1]
-    logits = cache.run(
-        model, future.expand(len(rows), -1), positions.expand(len(rows), -1), num_logits=len(future)
-    )
+    logits = cache.run(model, future.expand(len(rows), -1), positions.expand(len(rows), -1), num_logits=len(future))
     divergence = kl_divergence(full_logits, logits)
     of_answer = divergence[:, max(0, num_question - 1) :]
     figures = {"kl": divergence.mean(dim=1).tolist(), "kl_answer": of_answer.mean(dim=1).tolist()}
     if generate:
         cache.crop(num_kept + num_question)
-        before_answer = logits[:, num_question - 1] if num_question else whole.logits[-num_answer - 1].expand(len(rows), -1)
+        before_answer = (
+            logits[:, num_question - 1] if num_question else whole.logits[-num_answer - 1].expand(len(rows), -1)
+        )
         answers = decode_greedily(
             model,
             cache,
             before_answer.argmax(dim=-1),
             first_position=n + num_question,
             max_new_tokens=sample.max_new_tokens,
-            is_settled=lambda tokens: string_match(model.tokenizer.decode(tokens), sample) == 1.0,
+            is_settled=lambda tokens: score_answer(sample, model.tokenizer.decode(tokens)) == 1.0,
         )
-        figures["string_match"] = [string_match(model.tokenizer.decode(answer), sample) for answer in answers]
+        figures["string_match"] = [score_answer(sample, model.tokenizer.decode(answer)) for answer in answers]
     return [
         Score(
             setting=cut.setting,

@@ -44,13 +44,15 @@ class PromptFormat:
 
     Attributes:
         head: Before the context.
-        tail: Between the question and the answer prefix; a single blank without a chat template, as in RULER.
+        tail: Between the question and the answer prefix.
+        is_chat: Whether there is a chat template; without one a blank comes before the answer prefix, as in RULER.
         end_id: Token that ends the assistant's turn, or None.
         start_id: Token before everything that is not written in `head`, or None.
     """
 
     head: str
     tail: str
+    is_chat: bool
     end_id: int | None
     start_id: int | None
 
@@ -63,9 +65,11 @@ def prompt_format(tokenizer: Any) -> PromptFormat:
     except Exception:  # templates are programs of their authors: whatever they raise, there is no usable template
         rendered = None
     if rendered is None or rendered.count(_USER_MARK) != 1:
-        return PromptFormat(head="", tail=" ", end_id=tokenizer.eos_token_id, start_id=tokenizer.bos_token_id)
+        return PromptFormat(
+            head="", tail="", is_chat=False, end_id=tokenizer.eos_token_id, start_id=tokenizer.bos_token_id
+        )
     head, tail = rendered.split(_USER_MARK)
-    return PromptFormat(head=head, tail=tail, end_id=_end_of_turn(tokenizer), start_id=None)
+    return PromptFormat(head=head, tail=tail, is_chat=True, end_id=_end_of_turn(tokenizer), start_id=None)
 
 
 def encode(sample: Sample, tokenizer: Any) -> EncodedSample:
@@ -102,7 +106,8 @@ def count_prompt_tokens(sample: Sample, tokenizer: Any) -> int:
 def _prompt_ids(sample: Sample, tokenizer: Any, form: PromptFormat) -> tuple[list[int], list[int]]:
     start = [] if form.start_id is None else [form.start_id]
     context = start + _ids(tokenizer, form.head + sample.context)
-    return context, _ids(tokenizer, f"{sample.question}{form.tail}{sample.answer_prefix}".rstrip(" "))
+    blank = "" if form.is_chat or not sample.answer_prefix else " "
+    return context, _ids(tokenizer, f"{sample.question}{form.tail}{blank}{sample.answer_prefix}")
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

@@ -37,7 +37,7 @@ def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
                     kind, text = part
                     shown = text if len(text) <= 60 else f"{text[:57]}..."
                     raise InputError(
-                        f"the {first.split} and {split} splits share the {kind} {shown!r}  "
+                        f"the {first.split} and {split} splits share the {kind} {shown!r} "
                         f"({first.sample_id}, {sample.sample_id}): generate both from one version and one set of texts"
                     )
 

@@ -7,6 +7,7 @@ and the tokens to generate together stay within the length (arXiv 2404.06654, se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvpolicy.benchmarks.ruler.needles import plan_needles
 from kvpolicy.benchmarks.ruler.plan import Plan, largest_fitting
@@ -74,9 +75,12 @@ def generate(
             max_new_tokens=row.max_new_tokens,
         )
 
+    def tokens_of(plan: Plan, length: int, size: int) -> int:
+        return count_tokens(sample_of(plan, size, length))
+
     for plan in plans(length_tokens):
         size = largest_fitting(
-            lambda units, plan=plan: count_tokens(sample_of(plan, units, length_tokens)),  # type: ignore[misc]
+            partial(tokens_of, plan, length_tokens),
             budget=length_tokens - row.max_new_tokens,
             smallest=plan.smallest,
             largest=plan.largest,
@@ -86,7 +90,7 @@ def generate(
 
     def needed(length: int) -> int:
         tightest = plans(length)[-1]
-        return count_tokens(sample_of(tightest, tightest.smallest, length)) + row.max_new_tokens
+        return tokens_of(tightest, length, tightest.smallest) + row.max_new_tokens
 
     fitting = _smallest_length(needed, above=length_tokens)
     raise InputError(

@@ -1,0 +1,129 @@
+"""The configuration of a whole pipeline, and the named presets, which are data (`kvpolicy/presets/*.toml`).
+
+An unknown key is an error, and all problems of a file are reported at once.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from kvpolicy.benchmarks.prompt_set import PromptConfig
+from kvpolicy.collection import CollectConfig
+from kvpolicy.errors import InputError
+from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.models.language_model import DTYPES
+from kvpolicy.policies.agent import AgentConfig
+from kvpolicy.training import TrainConfig
+
+_SECTIONS = {"prompts": PromptConfig, "collect": CollectConfig, "train": TrainConfig, "evaluate": EvaluateConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Everything that a pipeline run is told, besides the model and the seed.
+
+    Attributes:
+        preset: Name of the preset that it began as.
+        version: Version of that preset.
+        dtype: In which the model runs.
+        prompts: What samples are about.
+        collect: What is collected.
+        train: How policies are trained.
+        evaluate: What is judged.
+    """
+
+    preset: str
+    version: str
+    dtype: str = "bfloat16"
+    prompts: PromptConfig = field(default_factory=PromptConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        """Check the fields that are not checked by the parts.
+
+        Raises:
+            InputError: Naming the field, what was got and what was expected.
+        """
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is unknown, expected one of {', '.join(DTYPES)}")
+
+    def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "PipelineConfig":
+        """The same configuration with some fields of some sections changed.
+
+        Args:
+            changes: Section to field to value, such as `{"evaluate": {"budgets": (64, 128)}}`.
+
+        Raises:
+            InputError: If a section, a field or a value is wrong.
+        """
+        parts = {}
+        for section, values in changes.items():
+            if section not in _SECTIONS:
+                raise InputError(
+                    f"configuration: section {section!r} is unknown, expected one of {', '.join(_SECTIONS)}"
+                )
+            part = getattr(self, section)
+            unknown = set(values) - {entry.name for entry in dataclasses.fields(part)}
+            if unknown:
+                raise InputError(f"configuration: {section} has no {', '.join(sorted(unknown))}")
+            parts[section] = dataclasses.replace(part, **values)
+        return dataclasses.replace(self, **parts)
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets, from the smallest to the largest."""
+    return ("smoke", "demo", "paper")
+
+
+def load_preset(name: str) -> PipelineConfig:
+    """Load a named preset.
+
+    Raises:
+        InputError: If there is none of that name, or its file is wrong; all problems are named at once.
+    """
+    if name not in preset_names():
+        raise InputError(f"preset {name!r} is unknown, expected one of {', '.join(preset_names())}")
+    text = resources.files("kvpolicy").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+    return parse_config(text, name=name)
+
+
+def parse_config(text: str, *, name: str) -> PipelineConfig:
+    """Read a configuration from TOML.
+
+    Raises:
+        InputError: If it is no TOML or has problems, each with its place, all in one line.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"configuration {name}: not TOML: {error}") from error
+    problems: list[str] = []
+    top = {key: value for key, value in document.items() if key not in _SECTIONS}
+    problems += [f"{key} is unknown" for key in top if key not in ("version", "dtype")]
+    if "version" not in top:
+        problems.append("version is missing")
+    parts = {
+        section: _section(section, part_type, document.get(section, {}), problems)
+        for section, part_type in _SECTIONS.items()
+    }
+    if problems:
+        raise InputError(f"configuration {name}: " + "; ".join(problems))
+    return PipelineConfig(preset=name, **top, **parts)
+
+
+def _section(section: str, part_type: type, values: Mapping[str, Any], problems: list[str]) -> Any:
+    known = {entry.name for entry in dataclasses.fields(part_type)}
+    problems += [f"{section}.{key} is unknown" for key in values if key not in known]
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known}
+    try:
+        if section == "train" and "agent" in fields:
+            fields["agent"] = AgentConfig(**fields["agent"])
+        return part_type(**fields)
+    except (InputError, TypeError) as error:
+        problems.append(f"{section}: {error}")
+        return None
