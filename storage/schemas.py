@@ -92,10 +92,22 @@ HEADS = _table(
     _field("layer", _INT, "layer"),
     _field("kv_head", _INT, "KV head within the layer"),
     _field("heldout_cost", _FLOAT, "normalised eviction cost on held-out traces; 1 is optimal"),
-    _field("best_heuristic", _TEXT, "heuristic with the lowest cost on the same traces", nullable=True),
-    _field("best_heuristic_cost", _FLOAT, "its cost", nullable=True),
-    _field("random_cost", _FLOAT, "cost of a random ranking", nullable=True),
     _field("steps", _INT, "training steps"),
+    _RUN_ID,
+)
+
+HEAD_COSTS = _table(
+    "what each method's ranking costs each KV head on the judged samples",
+    _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _field("policy_set_id", _TEXT, "artifact of the policy set; empty for heuristics"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("method", _TEXT, "eviction method"),
+    _field("seed", _INT, "seed"),
+    _field("head", _INT, "layer * KV heads per layer + KV head"),
+    _field("head_name", _TEXT, "as in L03.H1"),
+    _field("cost", _FLOAT, "normalised eviction cost, mean over the samples; 1 is optimal"),
+    _field("n", _INT, "samples"),
     _RUN_ID,
 )
 
@@ -167,6 +179,7 @@ TABLES: Mapping[str, pa.Schema] = {
     "edges": EDGES,
     "samples": SAMPLES,
     "heads": HEADS,
+    "head_costs": HEAD_COSTS,
     "curves": CURVES,
     "scores": SCORES,
     "models": MODELS,
