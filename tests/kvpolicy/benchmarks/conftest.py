@@ -1,0 +1,128 @@
+"""A cheap token counter, and outside texts: small faithful files always, the public files where they lie beside us."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
+from kvpolicy.benchmarks.sample import Sample
+
+PUBLIC_FILES = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
+
+_TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
+_NOUNS = ("river", "lamp", "garden", "captain", "letter", "window", "sister", "bridge", "kettle", "harbour", "doctor")
+_VERBS = ("followed", "painted", "forgot", "carried", "answered", "repaired", "welcomed", "counted", "borrowed")
+
+
+@pytest.fixture(scope="session")
+def count_tokens() -> Callable[[Sample], int]:
+    """Pieces of up to four letters and every other sign, and thirty tokens of chat format."""
+    return lambda sample: 30 + len(_TOKEN.findall(f"{sample.context}{sample.question} {sample.answer_prefix}"))
+
+
+def _prose(num_sentences: int, rng: Random) -> str:
+    lines = [
+        f"On day {day} the {rng.choice(_NOUNS)} of Mr. Hale {rng.choice(_VERBS)} the {rng.choice(_NOUNS)}, "
+        f"and the {rng.choice(_NOUNS)} {rng.choice(_VERBS)} it."
+        for day in range(num_sentences)
+    ]
+    for place in range(0, num_sentences, 17):
+        lines.insert(place, "Nobody in the whole village said anything at all." if place % 2 else '"Yes!"')
+    return "\n".join(lines)
+
+
+def write_squad(path: Path, *, num_articles: int = 24) -> Path:
+    rng = Random(1)
+    articles = []
+    for article in range(num_articles):
+        paragraphs = []
+        for number in range(4):
+            place = f"Port {article}-{number}"
+            context = f"{place} was founded in {1500 + 7 * article + number}. " + _prose(3, rng).replace("\n", " ")
+            answer = {"text": str(1500 + 7 * article + number), "answer_start": context.index("1")}
+            answerable = {
+                "id": f"{article}.{number}.a",
+                "question": f"When was {place} founded?",
+                "answers": [answer, answer],
+                "is_impossible": False,
+            }
+            impossible = {
+                "id": f"{article}.{number}.i",
+                "question": f"Who sold {place}?",
+                "answers": [],
+                "is_impossible": True,
+            }
+            paragraphs.append({"context": context, "qas": [answerable, impossible]})
+        articles.append({"title": f"Ports {article}", "paragraphs": paragraphs})
+    path.write_text(json.dumps({"version": "v2.0", "data": articles}))
+    return path
+
+
+def write_hotpotqa(path: Path, *, num_questions: int = 40) -> Path:
+    rng = Random(2)
+    entries = []
+    for number in range(num_questions):
+        gold = [(f"Person {number}{part}", [f"Person {number}{part} was born in 19{number:02}.", " "]) for part in "ab"]
+        common = [(f"Town {town}", [_prose(8, Random(town)).replace("\n", " ")]) for town in rng.sample(range(60), 5)]
+        context = [*gold, *common]
+        rng.shuffle(context)
+        entries.append(
+            {
+                "_id": f"q{number}",
+                "question": f"Were Person {number}a and Person {number}b born in one year?",
+                "answer": "yes",
+                "supporting_facts": [[title, 0] for title, _ in gold],
+                "context": [[title, sentences] for title, sentences in context],
+            }
+        )
+    path.write_text(json.dumps(entries))
+    return path
+
+
+@pytest.fixture(scope="session", params=TEXT_KINDS)
+def ruler_texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RulerTexts:
+    if request.param == "public":
+        return read_texts(
+            essays=[PUBLIC_FILES / "text" / "alice.txt", PUBLIC_FILES / "text" / "pride_and_prejudice.txt"],
+            squad=PUBLIC_FILES / "squad" / "dev-v2.0-cs224n.json",
+            hotpotqa=PUBLIC_FILES / "hotpotqa" / "hotpot_dev_distractor_100.json",
+        )
+    folder = tmp_path_factory.mktemp("texts")
+    essay = folder / "essay.txt"
+    essay.write_text(_prose(400, Random(0)))
+    return read_texts(
+        essays=[essay],
+        squad=write_squad(folder / "squad.json"),
+        hotpotqa=write_hotpotqa(folder / "hotpotqa.json"),
+    )
+
+
+@pytest.fixture(scope="session")
+def squad_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_squad(tmp_path_factory.mktemp("squad") / "squad.json")
+
+
+@pytest.fixture(scope="session")
+def hotpotqa_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hotpotqa(tmp_path_factory.mktemp("hotpotqa") / "hotpotqa.json")
+
+
+@pytest.fixture(scope="session", params=TEXT_KINDS)
+def foreign_multikey_3_prompt(request: pytest.FixtureRequest) -> str:
+    """A niah_multikey_3 prompt, answer prefix included, that another generator wrote."""
+    if request.param == "public":
+        with (PUBLIC_FILES / "ruler" / "niah_multikey_3_4096_100.jsonl").open() as lines:
+            return str(json.loads(next(lines))["input"])
+    key, value, other = (f"{digit * 8}-aaaa-4aaa-8aaa-{digit * 12}" for digit in "123")
+    return (
+        "A special magic uuid is hidden within the following text. Make sure to memorize it. I will quiz you about "
+        f"the uuid afterwards.\nOne of the special magic uuids for {other} is: {value}.\n"
+        f"One of the special magic uuids for {key} is: {value}.\n"
+        f"What is the special magic uuid for {key} mentioned in the provided text? "
+        f"The special magic uuid for {key} mentioned in the provided text is"
+    )

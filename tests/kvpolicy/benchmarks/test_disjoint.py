@@ -1,0 +1,140 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpolicy.benchmarks.disjoint import check_disjoint
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
+from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words, split_of
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.errors import InputError
+
+Count = Callable[[Sample], int]
+KINDS = ("word", "number", "value", "uuid", "code", "variable", "example_variable")
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), length=st.integers(700, 1500), task=st.sampled_from(DEFAULT_TASKS))
+def test_splits_of_any_seed_have_nothing_in_common(seed: int, length: int, task: str, count_tokens: Count) -> None:
+    check_disjoint(
+        {
+            split: [
+                generate(task, split=split, index=index, seed=seed, length_tokens=length, count_tokens=count_tokens)
+                for index in range(4)
+            ]
+            for split in SPLITS
+        }
+    )
+
+
+def test_splits_with_outside_texts_have_nothing_in_common(ruler_texts: RulerTexts, count_tokens: Count) -> None:
+    check_disjoint(
+        {
+            split: [
+                generate(
+                    task,
+                    split=split,
+                    index=index,
+                    seed=0,
+                    length_tokens=3000,
+                    count_tokens=count_tokens,
+                    texts=ruler_texts,
+                )
+                for task in RULER_TASKS
+                for index in range(3)
+            ]
+            for split in SPLITS
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_drawn_belongs_to_one_split(kind: str) -> None:
+    drawn = {split: set(Draw(seed=5, split=split).take(kind, "any", 300)) for split in SPLITS}
+    assert all(len(strings) == 300 for strings in drawn.values())
+    assert len(set.union(*drawn.values())) == 900
+    assert all(split_of(text) == split for split, strings in drawn.items() for text in strings)
+
+
+def test_every_single_word_is_of_one_split_and_plain() -> None:
+    words = {split: single_words(split) for split in SPLITS}
+    assert sum(map(len, words.values())) == len(set().union(*words.values())) > 7000
+    assert len(words["train"]) > 1.8 * len(words["test"])
+    assert all(word.isalpha() and word.islower() for listed in words.values() for word in listed)
+
+
+def _pair(count_tokens: Count, task: str) -> tuple[Sample, Sample]:
+    train, test = (
+        generate(task, split=split, index=0, seed=0, length_tokens=1500, count_tokens=count_tokens)
+        for split in ("train", "test")
+    )
+    return train, test
+
+
+def _needle_line(sample: Sample) -> str:
+    return next(line for line in sample.context.split("\n") if line.startswith("One of"))
+
+
+def _key(sample: Sample) -> str:
+    return _needle_line(sample).split(" for ")[1].split(" is: ")[0]
+
+
+def _value(sample: Sample) -> str:
+    return _needle_line(sample).split(" is: ")[1].rstrip(".")
+
+
+@pytest.mark.parametrize(("part", "kind"), [(_key, "key"), (_value, "needle")])
+def test_a_shared_needle_is_named(part: Callable[[Sample], str], kind: str, count_tokens: Count) -> None:
+    train, test = _pair(count_tokens, "niah_single_1")
+    leaky = replace(test, context=test.context.replace(part(test), part(train)))
+    with pytest.raises(InputError, match=f"the train and test splits share the {kind} '{part(train)}'") as raised:
+        check_disjoint({"train": [train], "test": [leaky]})
+    assert train.sample_id in str(raised.value) and test.sample_id in str(raised.value)
+
+
+@pytest.mark.parametrize("task", ["cwe", "fwe", "vt"])
+def test_a_shared_word_is_named(task: str, count_tokens: Count) -> None:
+    train, test = _pair(count_tokens, task)
+    stolen = train.references[0]
+    leaky = replace(test, context=test.context.replace(test.references[0], stolen))
+    with pytest.raises(InputError, match=f"share the (word|key) '{stolen}'"):
+        check_disjoint({"train": [train], "test": [leaky]})
+
+
+def test_shared_texts_are_named(ruler_texts: RulerTexts, count_tokens: Count) -> None:
+    for task in ("niah_single_2", "qa_1", "qa_2"):
+        train, test = (
+            generate(
+                task,
+                split=split,
+                index=0,
+                seed=0,
+                length_tokens=3000,
+                count_tokens=count_tokens,
+                texts=ruler_texts,
+            )
+            for split in ("train", "test")
+        )
+        start = len(train.context) // 3
+        stolen = train.context[start : 2 * start].replace("One of the special magic", "")
+        leaky = replace(test, context=f"{test.context}{stolen}" if "niah" in task else train.context)
+        with pytest.raises(InputError, match="the train and test splits share the text"):
+            check_disjoint({"train": [train], "test": [leaky]})
+
+
+def test_a_sample_under_the_wrong_split_is_named(count_tokens: Count) -> None:
+    train, _ = _pair(count_tokens, "fwe")
+    with pytest.raises(InputError, match=r"ruler/fwe/train/0/0/1500 is of the train split but is filed under test"):
+        check_disjoint({"test": [train]})
+    with pytest.raises(InputError, match="share the seed"):
+        check_disjoint({"train": [train], "test": [replace(train, split="test")]})
+
+
+def test_samples_that_cannot_be_checked_are_refused(count_tokens: Count) -> None:
+    train, _ = _pair(count_tokens, "fwe")
+    with pytest.raises(InputError, match="cannot check benchmark 'other'"):
+        check_disjoint({"train": [replace(train, benchmark="other")]})
+    with pytest.raises(InputError, match="is not of the form"):
+        check_disjoint({"train": [replace(train, sample_id="ruler/fwe/1")]})

@@ -1,0 +1,158 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, generate
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.errors import InputError
+from kvpolicy.prompts import count_prompt_tokens, encode, prompt_format
+
+CHAT = (
+    "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+SAMPLE = Sample(
+    sample_id="ruler/vt/test/0/0/1000",
+    benchmark="ruler",
+    task="vt",
+    split="test",
+    context="Read this: the lamp is red.\n",
+    question="What is red?",
+    answer_prefix="The answer is",
+    answer=" the lamp.",
+    references=("lamp",),
+    max_new_tokens=30,
+)
+
+
+def _tokenizer(*, template: str | None = CHAT, **special: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, trained on a few sentences."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(
+        ["the lamp is red and the answer is red " * 5],
+        trainers.BpeTrainer(
+            vocab_size=300,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<s>", "</s>", "<|turn|>", "<|end|>"],
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        additional_special_tokens=["<|turn|>", "<|end|>"],
+        **(special or {"eos_token": "</s>"}),
+    )
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[PreTrainedTokenizerFast]:
+    yield _tokenizer()
+
+
+def _text(tokenizer: Any, ids: tuple[int, ...]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def test_the_chat_format_goes_around_the_parts(chat: PreTrainedTokenizerFast) -> None:
+    encoded = encode(SAMPLE, chat)
+    assert _text(chat, encoded.context_ids) == "<|turn|>user\nRead this: the lamp is red.\n"
+    assert _text(chat, encoded.question_ids) == "What is red?<|end|>\n<|turn|>assistant\nThe answer is"
+    assert _text(chat, encoded.answer_ids) == " the lamp.<|end|>"
+    assert encoded.sample is SAMPLE
+    assert count_prompt_tokens(SAMPLE, chat) == len(encoded.context_ids) + len(encoded.question_ids)
+
+
+def test_the_parts_together_are_what_the_template_renders(chat: PreTrainedTokenizerFast) -> None:
+    encoded = encode(SAMPLE, chat)
+    turns = [
+        {"role": "user", "content": SAMPLE.context + SAMPLE.question},
+        {"role": "assistant", "content": SAMPLE.answer_prefix + SAMPLE.answer},
+    ]
+    rendered = chat.apply_chat_template(turns, tokenize=False)
+    whole = _text(chat, encoded.context_ids + encoded.question_ids + encoded.answer_ids)
+    assert whole + "\n" == rendered
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "{{ raise_exception('no user turns') }}",
+        "{{ messages[0]['content'] | lower }}",
+        "{{ messages[0]['content'] }}{{ messages[0]['content'] }}",
+        "nothing of the user",
+        "{{ messages[0]['content'][0]['text'] }}",
+    ],
+)
+def test_without_a_usable_template_the_parts_are_put_together_plainly(template: str | None) -> None:
+    tokenizer = _tokenizer(template=template, bos_token="<s>", eos_token="</s>")
+    encoded = encode(SAMPLE, tokenizer)
+    assert _text(tokenizer, encoded.context_ids) == "<s>Read this: the lamp is red.\n"
+    assert _text(tokenizer, encoded.question_ids) == "What is red? The answer is"
+    assert _text(tokenizer, encoded.answer_ids) == " the lamp.</s>"
+    without_prefix = encode(replace(SAMPLE, answer_prefix=""), tokenizer)
+    assert _text(tokenizer, without_prefix.question_ids) == "What is red?"
+
+
+def test_plain_parts_need_neither_begin_nor_end_tokens() -> None:
+    tokenizer = _tokenizer(template=None, pad_token="</s>")
+    encoded = encode(SAMPLE, tokenizer)
+    assert _text(tokenizer, encoded.context_ids) == SAMPLE.context
+    assert _text(tokenizer, encoded.answer_ids) == SAMPLE.answer
+
+
+def test_a_template_without_an_end_of_turn_ends_with_the_end_of_text() -> None:
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"
+    tokenizer = _tokenizer(template=template, eos_token="</s>")
+    assert prompt_format(tokenizer).end_id == tokenizer.eos_token_id
+    only_user = "{% if messages[1:] %}{{ raise_exception('one turn') }}{% endif %}>{{ messages[0]['content'] }}"
+    tokenizer = _tokenizer(template=only_user, eos_token="</s>")
+    form = prompt_format(tokenizer)
+    assert (form.head, form.is_chat, form.end_id) == (">", True, tokenizer.eos_token_id)
+
+
+def test_prompts_do_not_depend_on_the_day_or_think_aloud() -> None:
+    template = (
+        "{{ date_string if date_string is defined else strftime_now('%d') }}|{{ messages[0]['content'] }}|"
+        "{{ '' if enable_thinking is defined and enable_thinking is false else '<think>' }}"
+    )
+    form = prompt_format(_tokenizer(template=template, eos_token="</s>"))
+    assert (form.head, form.tail) == ("26 Jul 2024|", "|")
+
+
+@pytest.mark.parametrize("part", ["context", "question"])
+def test_a_part_without_tokens_is_refused(part: str) -> None:
+    tokenizer = _tokenizer(template=None, eos_token="</s>")
+    empty = replace(SAMPLE, answer_prefix="", **{part: ""})
+    with pytest.raises(InputError, match=f"ruler/vt/test/0/0/1000: the {part} has no tokens"):
+        encode(empty, tokenizer)
+
+
+@pytest.mark.parametrize("task", DEFAULT_TASKS)
+def test_generated_samples_fit_the_embedded_model(task: str, embedded_model_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder)
+    counts = []
+
+    def count(sample: Sample) -> int:
+        counts.append(count_prompt_tokens(sample, tokenizer))
+        return counts[-1]
+
+    sample = generate(task, split="train", index=0, seed=0, length_tokens=1200, count_tokens=count)
+    encoded = encode(sample, tokenizer)
+    prompt = len(encoded.context_ids) + len(encoded.question_ids)
+    assert 1200 - 110 <= prompt + sample.max_new_tokens <= 1200
+    assert len(counts) <= 12
+    assert len(encoded.answer_ids) <= sample.max_new_tokens
+    assert encoded.answer_ids[-1] == tokenizer.eos_token_id
+    turns = [{"role": "user", "content": sample.context + sample.question}]
+    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(encoded.context_ids + encoded.question_ids) == rendered + sample.answer_prefix
