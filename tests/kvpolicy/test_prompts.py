@@ -129,10 +129,12 @@ def test_prompts_do_not_depend_on_the_day_or_think_aloud() -> None:
     assert (form.head, form.tail) == ("26 Jul 2024|", "|")
 
 
-@pytest.mark.parametrize("part", ["context", "question"])
-def test_a_part_without_tokens_is_refused(part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "empty"),
+    [("context", replace(SAMPLE, context="")), ("question", replace(SAMPLE, question="", answer_prefix=""))],
+)
+def test_a_part_without_tokens_is_refused(part: str, empty: Sample) -> None:
     tokenizer = _tokenizer(template=None, eos_token="</s>")
-    empty = replace(SAMPLE, answer_prefix="", **{part: ""})
     with pytest.raises(InputError, match=f"ruler/vt/test/0/0/1000: the {part} has no tokens"):
         encode(empty, tokenizer)
 

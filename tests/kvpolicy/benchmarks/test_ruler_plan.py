@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from itertools import accumulate
 
 from hypothesis import given, settings
@@ -43,7 +44,7 @@ def test_even_text_takes_few_counts(per_unit: float, fixed: int, budget: int) ->
 def test_lazy_items_are_drawn_once_and_only_as_far_as_needed() -> None:
     drawn = []
 
-    def items():  # type: ignore[no-untyped-def]
+    def items() -> Iterator[str]:
         for number in range(5):
             drawn.append(number)
             yield str(number)
