@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class Parts:
     references: tuple[str, ...]
 
 
+@runtime_checkable
 class Plan(Protocol):
     """Everything random about one sample is decided; only the size of the haystack is open.
 
