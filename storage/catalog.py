@@ -1,7 +1,8 @@
 """The catalog: every run, what it read and made, and its results, in append-only Lance tables.
 
 A run's rows are written after it has succeeded, and its row in `runs` comes last: that row is the commit. Rows of runs
-that are not in `runs`, left by a writer that died half-way, are invisible to every reader here, and so are results of runs that failed while they were written.
+that are not in `runs`, left by a writer that died half-way, are invisible to every reader here, and so are results of
+runs that failed while they were being written.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Catalog:
     def _write_completed(self, run: RunRecorder) -> None:
         for table, rows in run.result_rows.items():
             self.append(table, rows)
-        self._register([*run.surroundings, *run.outputs])
+        self._register([*run.surroundings, *run.outputs.values()])
         self._tables["edges"].append(run.edges(with_outputs=True))
         self._tables["runs"].append([run.row()])
 
@@ -204,10 +205,9 @@ class Catalog:
         read = self._tables[table].scan(where, [*wanted, *(["run_id"] if owned and "run_id" not in wanted else [])])
         found: list[dict[str, Any]] = read.to_pylist()
         if owned:
-            recorded = {
-                row["run_id"] for row in self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found))
-            }
-            found = [row for row in found if row["run_id"] in recorded]
+            runs = self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found), "outcome = 'completed'")
+            completed = {row["run_id"] for row in runs}
+            found = [row for row in found if row["run_id"] in completed]
         return [{name: row[name] for name in wanted} for row in found]
 
     def find_completed(self, stage_key: str) -> CompletedRun | None:

@@ -167,6 +167,10 @@ def write(
             )
         for name, array in arrays.items():
             array[...] = digests if name == _DIGESTS else getattr(tensors, name)
+        for name in ARRAYS:
+            for head in range(tensors.keys.shape[0]):
+                if not _shard(folder, name, head).is_file():
+                    raise ValueError(f"{name} of head {head} are NaN throughout")
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise StorageError(f"cannot write traces to {folder}: {one_line(error)}; nothing was committed") from error
@@ -187,9 +191,10 @@ def _create_array(group: Any, name: str, content: np.ndarray[Any, Any], chunk: i
         shards=(1, shard, *rest),
         filters=None,
         compressors=Crc32cCodec(),
-        fill_value=0,
+        # zarrs 0.2.3 leaves out shards that equal the fill value, whatever `write_empty_chunks` says. No head of a
+        # working model is all NaN, so with this value an absent shard is a loss and never zeros.
+        fill_value=np.iinfo(np.uint16).max if content.dtype == np.uint16 else np.nan,
         dimension_names=("head", "token", "dim")[: content.ndim],
-        config={"write_empty_chunks": True},  # a shard that is absent is then a loss, never zeros
     )
 
 
@@ -267,7 +272,7 @@ class Fragment:
         """
         # zarr reads a missing shard as zeros, so look first.
         for head in range(*heads):
-            if not self.shard(name, head).is_file():
+            if not _shard(self.folder, name, head).is_file():
                 raise StorageError(f"fragment {self.folder.name} lost {name} of head {head}: run verify; collect again")
         try:
             block: np.ndarray[Any, Any] = self.arrays[name][slice(*heads), slice(*tokens)]
@@ -294,9 +299,10 @@ class Fragment:
             ) from error
         return stored
 
-    def shard(self, name: str, head: int) -> Path:
-        """Return the file of one head of one array."""
-        return self.folder / name / "c" / str(head) / "0" / ("0" if name != "importance" else "")
+
+def _shard(folder: Path, name: str, head: int) -> Path:
+    """Return the file of one head of one array."""
+    return folder / name / "c" / str(head) / "0" / ("0" if name != "importance" else "")
 
 
 def to_torch(stored: np.ndarray[Any, Any], logical_dtype: str) -> torch.Tensor:

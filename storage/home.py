@@ -59,6 +59,11 @@ class Home:
         return self.path / "traces"
 
     @property
+    def prompts(self) -> Path:
+        """Folder of the prompt sets."""
+        return self.path / "prompts"
+
+    @property
     def policies(self) -> Path:
         """Folder of the policy sets."""
         return self.path / "policies"

@@ -110,9 +110,9 @@ class RunRecorder:
         return [self._code, self._environment]
 
     @property
-    def outputs(self) -> list[Artifact]:
-        """The artifacts that the run made."""
-        return list(self._outputs.values())
+    def outputs(self) -> Mapping[str, Artifact]:
+        """The artifacts that the run made, by name."""
+        return self._outputs
 
     @property
     def result_rows(self) -> Mapping[str, list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from storage.errors import StorageError
 from storage.tables import Table, one_line
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 _SHUT = (
@@ -19,6 +20,7 @@ _SHUT = (
     "SET autoload_known_extensions = false",
     "SET lock_configuration = true",
 )
+_COMPLETED = "run_id IN (SELECT run_id FROM runs WHERE outcome = 'completed')"
 _UNIQUE = {"artifacts": "artifact_id", "models": "model_id"}
 
 
@@ -32,24 +34,21 @@ def query_tables(tables: Mapping[str, Table], query: str) -> pa.Table:
 
     with duckdb.connect(":memory:") as connection:
         _require_read_only(connection, query)
-        for name, table in tables.items():
-            content = table.dataset()
-            connection.register(_raw(name), table.schema.empty_table() if content is None else content)
-        for name, table in tables.items():
-            connection.execute(f"CREATE VIEW {name} AS {_definition(name, table)}")
+        for name in sorted(tables, key=lambda name: name != "runs"):  # the other views refer to it
+            _create_view(connection, name, tables[name])
         for setting in _SHUT:
             connection.execute(setting)
         try:
-            return connection.execute(query).to_arrow_table()
+            answer: pa.Table = connection.sql(query).to_arrow_table()
+            return answer
         except duckdb.Error as error:
             hint = f"; the tables are {', '.join(tables)}" if "Table with name" in str(error) else ""
             raise StorageError(f"SQL: {one_line(error)}{hint}") from error
 
 
-def _require_read_only(connection: object, query: str) -> None:
+def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     import duckdb
 
-    assert isinstance(connection, duckdb.DuckDBPyConnection)
     try:
         statements = connection.extract_statements(query)
     except duckdb.Error as error:
@@ -63,19 +62,19 @@ def _require_read_only(connection: object, query: str) -> None:
         raise StorageError(f"SQL: {kind} is refused, the catalog can only be read; expected a SELECT")
 
 
-def _raw(name: str) -> str:
-    return f"_{name}_rows"
-
-
-def _definition(name: str, table: Table) -> str:
-    rows = _raw(name)
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
+    content = table.dataset()
+    # A view of a relation, not of a registered name: SHOW TABLES then lists the catalog's tables and nothing else.
+    rows = connection.from_arrow(table.schema.empty_table() if content is None else content)
+    columns = table.schema.names
     if name in _UNIQUE:  # two processes may have registered the same thing at once: the first counts
         key = _UNIQUE[name]
-        return f"SELECT DISTINCT ON ({key}) * FROM {rows} ORDER BY {key}, created_at"
-    runs = _raw("runs")
-    completed = f"run_id IN (SELECT run_id FROM {runs} WHERE outcome = 'completed')"
-    if name == "edges":  # a failed run has read its inputs, but made nothing
-        return f"SELECT DISTINCT * FROM {rows} WHERE {completed} OR role = 'input' AND run_id IN (SELECT run_id FROM {runs})"
-    if "run_id" in table.schema.names and name != "runs":
-        return f"SELECT * FROM {rows} WHERE {completed}"
-    return f"SELECT * FROM {rows}"
+        firsts = ", ".join(
+            column if column == key else f"arg_min({column}, created_at) AS {column}" for column in columns
+        )
+        rows = rows.aggregate(firsts, key)
+    elif name == "edges":  # a failed run has read its inputs, but made nothing
+        rows = rows.filter(f"{_COMPLETED} OR role = 'input' AND run_id IN (SELECT run_id FROM runs)").distinct()
+    elif "run_id" in columns and name != "runs":
+        rows = rows.filter(_COMPLETED)
+    rows.create_view(name)

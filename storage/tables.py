@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,11 +47,11 @@ class Table:
         Raises:
             StorageError: if the table is damaged or has no such version.
         """
+        if not Path(self.uri).is_dir():
+            return None
         try:
             return _lance().dataset(self.uri, version=version)
         except _LANCE_ERRORS as error:
-            if version is None and "was not found" in str(error):
-                return None
             which = "" if version is None else f" at version {version}"
             raise self._error(f"cannot be opened{which}", error) from error
 
@@ -67,17 +70,33 @@ class Table:
             self._commit(to_arrow(self.name, rows, self.schema))
 
     def _commit(self, content: pa.Table) -> None:
-        lance = _lance()
+        dataset = self.dataset() or self._create()
         for attempt in range(_ATTEMPTS):
-            dataset = self.dataset()
             try:
-                lance.write_dataset(content, dataset or self.uri, mode="create" if dataset is None else "append")
+                dataset.insert(content, mode="append")
                 return
             except _LANCE_ERRORS as error:
-                # Lance rebases appends itself; what is left is the race to create, and exhausted rebases.
-                if attempt == _ATTEMPTS - 1 or not _is_conflict(error):
+                # Lance rebases appends itself; only when it gave up is there a conflict left.
+                if attempt == _ATTEMPTS - 1 or "conflict" not in str(error).lower():
                     raise self._error("cannot be written", error) from error
             time.sleep(random.uniform(0, 0.02 * 2**attempt))
+            dataset = self.dataset()
+
+    def _create(self) -> Any:
+        """Make the table empty, elsewhere, and move it into place; whoever comes second finds it there.
+
+        Creating it in place would not do: of two Lance writers that create one table at once, the second replaces the
+        rows of the first, and both report success (github.com/lance-format/lance/issues/4451).
+        """
+        place, draft = Path(self.uri), f"{self.uri}.tmp-{uuid.uuid4().hex}"
+        try:
+            _lance().write_dataset(self.schema.empty_table(), draft, mode="create")
+            Path(draft).rename(place)  # fails if a folder with content is there
+        except _LANCE_ERRORS as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not place.is_dir():
+                raise self._error("cannot be made", error) from error
+        return self.dataset()
 
     def scan(
         self, where: str | None = None, columns: Sequence[str] | None = None, version: int | None = None
@@ -143,11 +162,6 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of an error's message, shortened."""
     lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
     return (lines[0].strip() if lines else type(error).__name__)[:limit]
-
-
-def _is_conflict(error: Exception) -> bool:
-    text = str(error).lower()
-    return any(word in text for word in ("already exists", "conflict", "concurrent", "too many commit"))
 
 
 def _lance() -> ModuleType:

@@ -176,10 +176,10 @@ class Tracking:
     def register_policy(
         self, *, name: str, folder: str | Path, run_id: str, tags: Mapping[str, str], description: str
     ) -> str:
-        """Register a policy set as a version of a model and return the version; the same folder and run, the same version.
+        """Register a policy set as a version of a model and return the version.
 
-        The folder is copied to the run's artifacts, and the version refers to that copy. It gets the alias
-        "challenger", and "champion" too if the model has none yet.
+        The same folder and run again give the same version. The folder is copied to the run's artifacts, and the
+        version refers to that copy. It gets the alias "challenger", and "champion" too if the model has none yet.
 
         Args:
             name: name of the registered model.

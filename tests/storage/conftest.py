@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.artifacts import Artifact
+from storage.catalog import Catalog
+from storage.digests import digest_bytes
+from storage.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(tmp_path / "home")
+
+
+@pytest.fixture
+def catalog(home: Home) -> Catalog:
+    return Catalog(home)
+
+
+def artifact(kind: str, name: str) -> Artifact:
+    return Artifact(kind=kind, digest=digest_bytes(f"{kind} {name}".encode()), name=name)
+
+
+def curve_row(curve_id: str, budget: int, value: float, **columns: object) -> dict[str, object]:
+    return {
+        "evaluation_id": "evaluation-1",
+        "mlflow_run_id": "0123456789abcdef0123456789abcdef",
+        "curve_id": curve_id,
+        "model_id": "model-1",
+        "model_digest": "digest",
+        "policy_set_id": "",
+        "method": "kvp",
+        "benchmark": "ruler",
+        "task": "mean",
+        "setting": "query_agnostic",
+        "metric": "kl",
+        "budget": budget,
+        "value": value,
+        "n": 4,
+        "seed": 0,
+        **columns,
+    }
