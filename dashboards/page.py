@@ -1,0 +1,175 @@
+"""Budget curves as one web page that needs nothing else: plotly.js and every point are inside it.
+
+The page holds one *view* for each panel and shows one at a time; the menus offer only what exists. A method that is
+hidden in the legend stays hidden when another view is chosen.
+"""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from string import Template
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from dashboards.series import Panel, Series, ValueAxis, band_note, direction, split_full, value_axis, value_label
+from dashboards.styles import LEARNED, metric_label, setting_label, style_of
+
+_MENUS = {"benchmark": "Benchmark", "setting": "Setting", "metric": "Metric", "task": "Task"}
+
+_PAGE = Template(
+    """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+body { font-family: system-ui, sans-serif; color: #222; margin: 1.5rem; }
+h1 { font-size: 1.3rem; }
+label { display: inline-block; margin: 0 1.2rem 0.3rem 0; }
+select { font: inherit; padding: 0.15rem; }
+#plot { height: 620px; margin-top: 0.8rem; }
+#note { color: #555; font-size: 0.9rem; }
+</style>
+<script>$plotlyjs</script>
+</head>
+<body>
+<h1>$title</h1>
+<form id="menus">$menus</form>
+<div id="plot"></div>
+<p id="note"></p>
+<script type="application/json" id="views">$views</script>
+<script>
+"use strict";
+const views = JSON.parse(document.getElementById("views").textContent);
+const names = $names;
+// Nothing leaves the page: plotly's button that uploads the chart is taken away, and its address with it.
+const config = {responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: ""};
+const menus = names.map((name) => document.getElementById(name));
+
+// Each menu offers what the menus before it leave; a choice is kept where it still exists.
+function offer(menu, name, left) {
+  const chosen = menu.value;
+  const options = new Map(left.map((view) => [view.choice[name], view.words[name]]));
+  menu.replaceChildren(...Array.from(options, ([value, words]) => new Option(words, value)));
+  menu.value = options.has(chosen) ? chosen : options.keys().next().value;
+  menu.disabled = options.size === 1;
+}
+
+function show() {
+  let left = views;
+  names.forEach((name, place) => {
+    offer(menus[place], name, left);
+    left = left.filter((view) => view.choice[name] === menus[place].value);
+  });
+  const view = left[0];
+  Plotly.react("plot", view.figure.data, view.figure.layout, config);
+  document.getElementById("note").textContent = view.note;
+}
+
+menus.forEach((menu) => menu.addEventListener("change", show));
+show();
+</script>
+</body>
+</html>
+"""
+)
+
+
+def render_page(panels: Sequence[Panel], title: str) -> str:
+    """The page as text; its views lie as JSON in the element `views`."""
+    views = json.dumps([_view(panel) for panel in panels], allow_nan=False, separators=(",", ":"))
+    menus = "".join(f'<label>{words} <select id="{name}"></select></label>' for name, words in _MENUS.items())
+    return _PAGE.substitute(
+        title=escape(title),
+        plotlyjs=get_plotlyjs(),
+        menus=menus,
+        names=json.dumps(list(_MENUS)),
+        views=views.replace("<", "\\u003c"),  # no name in the data can end the script element
+    )
+
+
+def _view(panel: Panel) -> dict[str, Any]:
+    kept, full_note = split_full(panel)
+    choice = {name: getattr(panel, name) for name in _MENUS}
+    words = {"setting": setting_label(panel.setting), "metric": metric_label(panel.metric)}
+    if panel.task == "mean":
+        words["task"] = "mean over tasks"
+    notes = [direction(panel.metric), full_note, band_note([panel])]
+    return {
+        "choice": choice,
+        "words": choice | words,
+        "note": "; ".join(filter(None, notes)),
+        "figure": _figure(kept).to_plotly_json(),
+    }
+
+
+def _figure(panel: Panel) -> go.Figure:
+    axis = value_axis(panel)
+    figure = go.Figure()
+    for line in reversed(panel.series):  # the learned policy last: on top
+        figure.add_trace(_band(line, axis))
+        figure.add_trace(_line(line, axis))
+    view = f"{panel.benchmark}/{panel.setting}/{panel.metric}/{panel.task}"
+    figure.update_layout(
+        template="plotly_white",
+        margin={"l": 80, "r": 20, "t": 20, "b": 60},
+        legend={"traceorder": "reversed"},
+        hovermode="closest",
+        uirevision="methods",  # hidden methods stay hidden; the axes below are each view's own
+        xaxis={
+            "type": "log",
+            "title": {"text": "budget (tokens kept per KV head)"},
+            "tickvals": panel.budgets,
+            "ticktext": [str(budget) for budget in panel.budgets],
+            "uirevision": view,
+        },
+        yaxis={
+            "type": "log" if panel.is_log else "linear",
+            "title": {"text": value_label(panel.metric, axis.floor, "<br>")},
+            "rangemode": "normal" if panel.is_log else "tozero",
+            "exponentformat": "power",
+            "uirevision": view,
+        },
+    )
+    return figure
+
+
+def _line(line: Series, axis: ValueAxis) -> go.Scatter:
+    style = style_of(line.method)
+    return go.Scatter(
+        name=line.method,
+        legendgroup=line.method,
+        uid=f"line-{line.method}",
+        mode="lines+markers" if style.marker else "lines",
+        x=[point.budget for point in line.points],
+        y=[max(point.value, axis.bottom) for point in line.points],
+        customdata=[[p.value, p.low, p.high, p.num_samples, p.num_seeds] for p in line.points],
+        hovertemplate="budget %{x}: %{customdata[0]:.3g} [%{customdata[1]:.3g}, %{customdata[2]:.3g}]<br>"
+        "%{customdata[3]} samples, %{customdata[4]} seed(s)",
+        line={"color": style.colour, "dash": style.dash, "width": 1.3 * style.width},
+        marker={"symbol": style.symbol, "size": 9 if line.method == LEARNED else 7},
+    )
+
+
+def _band(line: Series, axis: ValueAxis) -> go.Scatter:
+    """The interval as a closed outline."""
+    style = style_of(line.method)
+    budgets = [point.budget for point in line.points]
+    lows = [max(point.low, axis.bottom) for point in line.points]
+    highs = [max(point.high, axis.bottom) for point in line.points]
+    return go.Scatter(
+        name=line.method,
+        legendgroup=line.method,
+        uid=f"band-{line.method}",
+        showlegend=False,
+        hoverinfo="skip",
+        mode="lines",
+        fill="toself",
+        x=budgets + budgets[::-1],
+        y=lows + highs[::-1],
+        line={"width": 0, "color": style.colour},
+        fillcolor=f"rgba({','.join(str(int(style.colour[i : i + 2], 16)) for i in (1, 3, 5))},{style.band_alpha})",
+    )

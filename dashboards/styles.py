@@ -1,0 +1,79 @@
+"""How each method, setting and metric looks and is called, the same in every figure and table.
+
+Colours are Paul Tol's "muted" scheme, which stays apart under the common colour-vision deficiencies; every method
+has a marker of its own as well, so that no figure depends on colour alone. A method that is not listed gets a style
+from a digest of its name: the same one in every figure, whatever else is drawn.
+"""
+
+from dataclasses import dataclass
+from zlib import crc32
+
+LEARNED = "kvp"
+BOUNDS = ("oracle", "full")
+"""Not competitors: the best possible ranking, and no eviction."""
+
+SETTINGS = {
+    "query_agnostic": "query-agnostic (compressed before the question)",
+    "query_aware": "query-aware (compressed after the question)",
+}
+METRICS = {
+    "kl": "KL from the full cache, question + answer (nats)",
+    "kl_answer": "KL from the full cache, answer (nats)",
+    "string_match": "string match (share of references found)",
+}
+LOWER_IS_BETTER = frozenset({"kl", "kl_answer"})
+"""These are KL divergences: never below 0, 0 for the full cache, and drawn on a logarithmic axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """One method's line: a colour, a marker in matplotlib's and plotly's words, a dash, a width in points."""
+
+    colour: str
+    marker: str
+    symbol: str
+    dash: str = "solid"
+    width: float = 1.3
+    band_alpha: float = 0.10
+
+
+_STYLES = {
+    LEARNED: Style(colour="#D55E00", marker="o", symbol="circle", width=3.0, band_alpha=0.25),
+    "oracle": Style(colour="#000000", marker="", symbol="line-ew", dash="dash", width=1.8, band_alpha=0.08),
+    "full": Style(colour="#555555", marker="", symbol="line-ew", dash="dot", width=1.8, band_alpha=0.08),
+    "random": Style(colour="#A6A6A6", marker="x", symbol="x-thin-open"),
+    "streaming_llm": Style(colour="#88CCEE", marker="s", symbol="square"),
+    "knorm": Style(colour="#999933", marker="^", symbol="triangle-up"),
+    "keydiff": Style(colour="#332288", marker="D", symbol="diamond"),
+    "lagkv": Style(colour="#DDCC77", marker="v", symbol="triangle-down"),
+    "snapkv": Style(colour="#117733", marker="P", symbol="cross"),
+    "tova": Style(colour="#882255", marker="<", symbol="triangle-left"),
+    "h2o": Style(colour="#44AA99", marker="X", symbol="x"),
+}
+_SPARE_COLOURS = ("#CC6677", "#AA4499", "#0072B2", "#E69F00", "#009E73")
+_SPARE_MARKERS = (("*", "star"), (">", "triangle-right"), ("p", "pentagon"), ("h", "hexagon"))
+
+
+def style_of(method: str) -> Style:
+    """The style of a method; an unknown one's depends on its name alone."""
+    if method in _STYLES:
+        return _STYLES[method]
+    place = crc32(method.encode())
+    marker, symbol = _SPARE_MARKERS[place // len(_SPARE_COLOURS) % len(_SPARE_MARKERS)]
+    return Style(colour=_SPARE_COLOURS[place % len(_SPARE_COLOURS)], marker=marker, symbol=symbol)
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sort key: the learned policy, its bounds, the listed heuristics, then the others by name."""
+    names = list(_STYLES)
+    return (names.index(method) if method in _STYLES else len(names), method)
+
+
+def setting_label(setting: str) -> str:
+    """A setting in words."""
+    return SETTINGS.get(setting, setting)
+
+
+def metric_label(metric: str) -> str:
+    """A metric in words, with its unit."""
+    return METRICS.get(metric, metric)

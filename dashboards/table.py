@@ -1,0 +1,142 @@
+"""Tables for a terminal: methods by budgets, and what each stage took."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from dashboards.series import MEAN_TASK, Panel, Point, direction, make_panels
+from dashboards.styles import BOUNDS, LEARNED, LOWER_IS_BETTER, metric_label, setting_label
+
+BETTER_MARK = "†"
+
+
+def curve_table(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    metric: str,
+    setting: str,
+    benchmark: str | None = None,
+    task: str = MEAN_TASK,
+    better: Mapping[int, bool] | None = None,
+) -> Table:
+    """A table of `value [low, high]`, one row a method and one column a budget.
+
+    The best value of each budget is bold, the oracle and the full cache aside. A narrow terminal breaks a cell over
+    lines rather than cutting it.
+
+    Args:
+        rows: rows of the catalog's `curves` table, of one evaluation.
+        metric: which metric.
+        setting: which setting; a table never mixes them.
+        benchmark: which benchmark; may be left out where the rows have one.
+        task: which task; the mean over all of them by default.
+        better: the budgets at which the learned policy beats the best heuristic by a paired difference whose interval
+            excludes 0; they are marked.
+
+    Raises:
+        ValueError: no row fits, or rows of several benchmarks do.
+    """
+    panel = _choose(rows, metric=metric, setting=setting, benchmark=benchmark, task=task)
+    better = better or {}
+    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
+    best = {budget: _best(panel, budget) for budget in panel.budgets}
+    marked = any(better.get(budget, False) for budget in panel.budgets if (LEARNED, budget) in points)
+
+    task_words = "mean over tasks" if task == MEAN_TASK else task
+    table = Table(
+        title=f"{panel.benchmark}, {setting_label(setting)}, {task_words}\n{metric_label(metric)}; {direction(metric)}",
+        caption=Text(
+            "value [interval]; bold: best at that budget, oracle and full aside"
+            + (f"\n{BETTER_MARK} better than the best heuristic: the paired interval excludes 0" if marked else "")
+        ),
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("method", no_wrap=True)
+    for budget in panel.budgets:
+        table.add_column(str(budget), justify="right", overflow="fold")
+    for line in panel.series:
+        cells = []
+        for budget in panel.budgets:
+            point = points.get((line.method, budget))
+            mark = BETTER_MARK if line.method == LEARNED and better.get(budget, False) else ""
+            bold = point is not None and line.method not in BOUNDS and point.value == best[budget]
+            cells.append(_cell(point, mark, bold=bold))
+        table.add_row(line.method, *cells)
+    return table
+
+
+def stage_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A table of stages, the time that each took, and which were skipped because nothing had changed.
+
+    Args:
+        stages: stage name to `{"seconds": float, "skipped": bool}`, in the order to show.
+    """
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=len(stages) > 1)
+    table.add_column("stage", footer="total")
+    table.add_column("time", justify="right", footer=_duration(sum(stage["seconds"] for stage in stages.values())))
+    table.add_column("")
+    for name, stage in stages.items():
+        table.add_row(name, _duration(stage["seconds"]), "skipped: nothing changed" if stage["skipped"] else "")
+    return table
+
+
+def format_number(value: float) -> str:
+    """Two significant digits under 10, without a leading 0, and whole numbers from there on; small ones as 4e-5."""
+    if value == 0:
+        return "0"
+    if abs(value) < 0.00095:
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    if abs(value) >= 9.95:
+        return f"{value:.0f}"
+    return f"{value:#.2g}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.1f}"
+
+
+def _choose(rows: Sequence[Mapping[str, Any]], *, metric: str, setting: str, benchmark: str | None, task: str) -> Panel:
+    panels = make_panels(rows)
+    fits = [
+        p
+        for p in panels
+        if (p.metric, p.setting, p.task) == (metric, setting, task) and benchmark in (None, p.benchmark)
+    ]
+    if not fits:
+        there = sorted({f"{p.benchmark}/{p.setting}/{p.metric}" for p in panels if p.task == task})
+        wanted = f"{benchmark or '*'}/{setting}/{metric}"
+        raise ValueError(
+            f"no curve points of {wanted} for task '{task}'; there are {', '.join(there) or 'none for that task'}"
+        )
+    if len(fits) > 1:
+        raise ValueError(f"curve points of several benchmarks ({', '.join(p.benchmark for p in fits)}): name one")
+    return fits[0]
+
+
+def _best(panel: Panel, budget: int) -> float | None:
+    values = [
+        point.value
+        for line in panel.series
+        if line.method not in BOUNDS
+        for point in line.points
+        if point.budget == budget
+    ]
+    pick = min if panel.metric in LOWER_IS_BETTER else max
+    return pick(values, default=None)
+
+
+def _cell(point: Point | None, mark: str, *, bold: bool) -> Text:
+    if point is None:
+        return Text("–", style="dim")
+    cell = Text(format_number(point.value) + mark, style="bold" if bold else "")
+    return cell.append(f" [{format_number(point.low)}, {format_number(point.high)}]", style="not bold dim")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
