@@ -11,7 +11,7 @@ import functools
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -24,7 +24,7 @@ from storage.digests import digest_json
 from storage.errors import StorageError
 from storage.fragments import ARRAYS, Fragment, FragmentTensors, Span
 from storage.manifest import Manifest, TraceRow, TraceSample, TraceSnapshot
-from storage.tables import one_line
+from storage.verification import TraceProblem, verify_fragment
 
 if TYPE_CHECKING:
     import torch
@@ -80,27 +80,6 @@ class TraceTensors:
     values: torch.Tensor
     importance: torch.Tensor
     positions: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceProblem:
-    """Damage that `TraceStore.verify` found.
-
-    Attributes:
-        fragment_id: the fragment.
-        sample_id: the damaged sample.
-        head: the damaged KV head; None when it cannot be told or all are.
-        message: what is wrong.
-    """
-
-    fragment_id: str
-    sample_id: str
-    head: int | None
-    message: str
-
-    def __str__(self) -> str:
-        where = "all heads" if self.head is None else f"head {self.head}"
-        return f"fragment {self.fragment_id}, sample {self.sample_id}, {where}: {self.message}"
 
 
 class TraceStore:
@@ -288,49 +267,9 @@ class TraceStore:
         by_fragment: dict[str, list[TraceRow]] = {}
         for row in self._manifest.rows(collection):
             by_fragment.setdefault(row.fragment_id, []).append(row)
-        return [problem for name, rows in by_fragment.items() for problem in self._verify_fragment(name, rows)]
-
-    def _verify_fragment(self, name: str, rows: list[TraceRow]) -> Iterator[TraceProblem]:
-        folder = self._fragments / name
-
-        def problem(row: TraceRow, head: int | None, message: str) -> TraceProblem:
-            return TraceProblem(fragment_id=name, sample_id=row.sample_id, head=head, message=message)
-
-        try:
-            if fragments.metadata_digest(folder) != rows[0].metadata_digest:
-                raise StorageError("its metadata documents changed after the commit")
-            fragment = Fragment.open(folder, check_all=True)
-            stored = np.stack([fragment.stored_digests(row.start) for row in rows])
-        except StorageError as error:
-            yield from (problem(row, None, str(error)) for row in rows)
-            return
-        actual = np.zeros_like(stored)
-        damaged: set[str] = set()
-        for head in range(fragment.num_heads):
-            found: list[TraceRow] = []
-            message = "its content differs from its digest, though every checksum holds"
-            try:
-                actual[:, head] = _hash_rows(fragment, head, (0, fragment.num_tokens), rows)
-            except StorageError as error:
-                message = one_line(error.__cause__ or error)
-                for index, row in enumerate(rows):
-                    try:
-                        actual[index, head] = _hash_rows(fragment, head, (row.start, row.stop), [row])[0]
-                    except StorageError:
-                        found.append(row)
-                # What no sample trips over alone, an index or padding, belongs to every sample of the shard.
-                found = found or rows
-            else:
-                differs = (actual[:, head] != stored[:, head]).any(axis=1)
-                found = [row for row, is_wrong in zip(rows, differs, strict=True) if is_wrong]
-            damaged.update(row.sample_id for row in found)
-            yield from (problem(row, head, message) for row in found)
-        for row, heads in zip(rows, actual, strict=True):
-            digest = fragments.sample_digest(
-                row.sample_id, fragment.logical_dtype, fragment.dims, row.context_tokens, heads
-            )
-            if digest != row.sample_digest and row.sample_id not in damaged:
-                yield problem(row, None, "it is whole, but not what was committed")
+        return [
+            problem for name, rows in by_fragment.items() for problem in verify_fragment(self._fragments / name, rows)
+        ]
 
     def gc(self, *, min_age_s: float = 3600) -> list[str]:
         """Remove what no committed sample needs, and return the names of the removed fragments.
@@ -362,14 +301,6 @@ def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:
         )
     stops = list(accumulate(lengths))
     return list(zip([0, *stops[:-1]], stops, strict=True))
-
-
-def _hash_rows(fragment: Fragment, head: int, span: Span, rows: Sequence[TraceRow]) -> np.ndarray[Any, Any]:
-    """Read tokens of one head and return the (sample, 32) digests of the rows in them."""
-    keys, values, importance = (fragment.read(array, (head, head + 1), span) for array in ARRAYS)
-    spans = [(row.start - span[0], row.stop - span[0]) for row in rows]
-    digests: np.ndarray[Any, Any] = fragments.head_digests(keys, values, importance, spans)[:, 0]
-    return digests
 
 
 def _age_s(path: Path) -> float:
