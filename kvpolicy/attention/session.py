@@ -8,7 +8,7 @@ is patched and nothing stays behind on a module. Without a session it is plain S
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from kvpolicy.errors import InputError
 ATTENTION_NAME = "kvpolicy"
 
 
+@runtime_checkable
 class AttentionSession(Protocol):
     """Decides what one forward pass attends to."""
 
@@ -82,7 +83,7 @@ def _attention(
         return plain
     _refuse_unsupported(kwargs, num_tokens=session.num_past_tokens + key.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = session.attend(int(module.layer_idx), query, key, value, scale)  # type: ignore[call-overload]  # nn.Module attribute
+    output = session.attend(int(module.layer_idx), query, key, value, scale)  # type: ignore[arg-type]  # an attribute
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -94,7 +95,9 @@ def _refuse_unsupported(kwargs: dict[str, Any], num_tokens: int) -> None:
             "use samples that fit in the window, or a model without one"
         )
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        raise InputError("the model caps its attention logits or has attention sinks of its own, which is not supported")
+        raise InputError(
+            "the model caps its attention logits or has attention sinks of its own, which is not supported"
+        )
 
 
 def attend(

@@ -124,9 +124,7 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
             "that `kvp train` wrote"
         ) from error
     agents.requires_grad_(False).eval().to(device)
-    return PolicySet(
-        agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"]
-    )
+    return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
 
 
 def join_agents(groups: Sequence[BatchedAgents]) -> BatchedAgents:

@@ -2,7 +2,6 @@
 
 import time
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -10,12 +9,6 @@ from kvpolicy.errors import InputError
 from kvpolicy.statistics import bootstrap_mean, bootstrap_table, paired_difference
 
 SIX_TASKS = [f"task {index % 6}" for index in range(60)]
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a caller without shape checks meets: the library's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def test_mean_and_interval_of_a_known_sample():

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 
@@ -57,9 +56,3 @@ def make_state() -> Callable[..., CacheState]:
 @pytest.fixture
 def make_any() -> Callable[[str], Method]:
     return _make_any
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a caller without shape checks meets: the library's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

