@@ -1,0 +1,151 @@
+"""Collecting traces: one task a fragment, and one that seals the fragments into a snapshot to train on."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from kvpolicy.collection import CollectConfig, collect_trace
+from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.prompts import EncodedSample
+from kvpolicy.protocol import cut_sample
+from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.home import Home
+from storage.traces import TraceSample, TraceStore
+from tasks.model import load_model
+from tasks.progress import progress
+from tasks.prompts import read_encoded, sample_row
+from tasks.references import ModelRef, PromptsRef, SnapshotRef
+from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+
+
+def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: CollectConfig) -> Stage:
+    """The stage of a whole collection; its key names the collection in the trace store."""
+    return Stage(
+        name="collect",
+        module=__name__,
+        inputs={"model": model.artifact_id, **{f"prompts_{part.split}": part.artifact_id for part in prompts}},
+        parameters={"dtype": model.dtype, **dataclasses.asdict(config)},
+    )
+
+
+@stage_task("collect-fragment")
+def collect_fragment(
+    home: Home, model: ModelRef, prompts: PromptsRef, config: CollectConfig, *, collection: str, first: int
+) -> StageOutcome:
+    """Run samples `first` to `first + samples_per_fragment` of a set, and publish their traces at once."""
+    stop = min(first + config.samples_per_fragment, prompts.num_samples)
+    stage = Stage(
+        name="collect-fragment",
+        module=__name__,
+        inputs={"model": model.artifact_id, "prompts": prompts.artifact_id},
+        parameters={"collection": collection, "first": first, "stop": stop},
+    )
+
+    def body(run: RunRecorder) -> None:
+        store = TraceStore(home.traces)
+        samples = read_encoded(prompts, model)[first:stop]
+        keys, values, importance = _collect(load_model(model), samples, config.setting)
+        fragment = store.write_fragment(
+            collection=collection,
+            model_digest=model.digest,
+            samples=[_trace_sample(sample, config.setting, prompts.seed) for sample in samples],
+            keys=keys,
+            values=values,
+            importance=importance,
+        )
+        run.append("samples", [sample_row(sample, config.setting, prompts, model, collection) for sample in samples])
+        artifact = Artifact(
+            kind="trace_fragment",
+            digest=fragment.digest,
+            name=f"{fragment.num_samples} {prompts.split} samples, {fragment.num_tokens} tokens",
+            uri=str(home.traces / "fragments" / fragment.fragment_id),
+            metadata={"num_bytes": fragment.num_bytes, "num_tokens": fragment.num_tokens},
+        )
+        run.output("fragment", artifact)
+
+    return run_stage(home, stage, body)
+
+
+@stage_task("seal-collection")
+def seal_collection(
+    home: Home, model: ModelRef, stage: Stage, config: CollectConfig, fragments: Sequence[str]
+) -> tuple[SnapshotRef, StageOutcome]:
+    """Take the snapshot of a collection whose fragments are all there.
+
+    Args:
+        home: The home.
+        model: The model.
+        stage: The collection's stage; its key names the collection.
+        config: What was collected.
+        fragments: Artifact ids of the fragments.
+    """
+    collection = stage.key
+    lineage = dataclasses.replace(
+        stage, inputs={**stage.inputs, **{f"fragment_{index:05d}": name for index, name in enumerate(fragments)}}
+    )
+
+    def body(run: RunRecorder) -> None:
+        snapshot = TraceStore(home.traces).snapshot(collection)
+        artifact = Artifact(
+            kind="trace_snapshot",
+            digest=snapshot.digest,
+            name=f"{len(snapshot.rows)} samples of {model.name}",
+            uri=str(home.traces),
+            metadata={
+                "collection": collection,
+                "manifest_version": snapshot.manifest_version,
+                "setting": config.setting,
+                "num_samples": len(snapshot.rows),
+            },
+        )
+        run.output("snapshot", artifact)
+
+    outcome = run_stage(home, lineage, body)
+    return snapshot_ref(home, outcome.outputs["snapshot"]), outcome
+
+
+def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
+    """The reference of a snapshot in the catalog."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return SnapshotRef(
+        artifact_id=artifact_id,
+        collection=str(artifact.metadata["collection"]),
+        manifest_version=int(artifact.metadata["manifest_version"]),
+        setting=str(artifact.metadata["setting"]),
+    )
+
+
+def _collect(
+    model: LanguageModel, samples: Sequence[EncodedSample], setting: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys, values (head, token, dim) and importance (head, token) of samples, end to end."""
+    spec = model.spec
+    total = sum(cut_sample(sample, setting).num_context for sample in samples)
+    keys = torch.empty(spec.num_heads, total, spec.head_dim, dtype=model.dtype)
+    values = torch.empty_like(keys)
+    importance = torch.empty(spec.num_heads, total)
+    start = 0
+    with progress("collect", len(samples), "samples") as advance:
+        for sample in samples:
+            trace = collect_trace(model, sample, setting)
+            stop = start + trace.keys.shape[1]
+            keys[:, start:stop], values[:, start:stop] = trace.keys, trace.values
+            importance[:, start:stop] = trace.importance
+            start = stop
+            advance("")
+    return keys, values, importance
+
+
+def _trace_sample(example: EncodedSample, setting: str, seed: int) -> TraceSample:
+    sample = example.sample
+    return TraceSample(
+        sample_id=sample.sample_id,
+        benchmark=sample.benchmark,
+        task=sample.task,
+        split=sample.split,
+        setting=setting,
+        seed=seed,
+        prompt_digest=sample.digest(),
+        context_tokens=cut_sample(example, setting).num_context,
+    )

@@ -1,0 +1,142 @@
+"""Evaluating: one task a shard of examples. What the figures add up to is the business of `tasks.publish`."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, evaluate_example
+from kvpolicy.methods.registry import make_method
+from kvpolicy.policies.policy_set import load_policy
+from kvpolicy.protocol import cut_sample
+from storage.catalog import Artifact, RunRecorder
+from storage.digests import digest_json
+from storage.home import Home
+from storage.parquet import write_rows
+from tasks.model import load_model
+from tasks.progress import progress
+from tasks.prompts import read_encoded, sample_row
+from tasks.references import ModelRef, PolicyRef, PromptsRef, ShardRef
+from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+
+
+@stage_task("check-budgets")
+def check_budgets(model: ModelRef, prompts: PromptsRef, config: EvaluateConfig) -> None:
+    """Refuse budgets that do not fit, before anything is collected or trained.
+
+    Raises:
+        InputError: Naming the first budget and sample that do not go together.
+    """
+    for sample in read_encoded(prompts, model):
+        for setting in config.settings:
+            config.check_context(cut_sample(sample, setting).num_context, sample.sample.sample_id)
+
+
+@stage_task("evaluate-shard")
+def evaluate_shard(
+    home: Home,
+    model: ModelRef,
+    policies: Sequence[PolicyRef],
+    prompts: PromptsRef,
+    config: EvaluateConfig,
+    *,
+    first: int,
+    seed: int,
+) -> tuple[ShardRef, StageOutcome]:
+    """Judge examples `first` to `first + examples_per_shard` of a set by every method at every budget."""
+    stop = min(first + config.examples_per_shard, prompts.num_samples)
+    judged = {
+        "contenders": list(config.contenders),
+        "budgets": list(config.budgets),
+        "settings": list(config.settings),
+        "num_random_seeds": config.num_random_seeds,
+        "num_generated": config.num_generated,
+    }
+    stage = Stage(
+        name="evaluate-shard",
+        module=__name__,
+        inputs={
+            "model": model.artifact_id,
+            "prompts": prompts.artifact_id,
+            **{f"policy_{policy.seed}": policy.artifact_id for policy in policies},
+        },
+        parameters={**judged, "dtype": model.dtype, "first": first, "stop": stop},
+        seed=seed,
+    )
+
+    def body(run: RunRecorder) -> None:
+        language_model = load_model(model)
+        contenders = _contenders(config, policies, model, str(language_model.device))
+        answered: dict[str, int] = defaultdict(int)
+        scores, costs, samples = [], [], []
+        examples = read_encoded(prompts, model)
+        with progress("evaluate", stop - first, "examples") as advance:
+            for index, example in enumerate(examples[:stop]):
+                task = example.sample.task
+                answered[task] += 1
+                if index < first:
+                    continue
+                result = evaluate_example(
+                    language_model,
+                    example,
+                    contenders,
+                    config.budgets,
+                    settings=config.settings,
+                    sample_seed=seed + index * 1000,
+                    generate=answered[task] <= config.num_generated,
+                )
+                scores += [_score_row(example.sample.sample_id, task, score) for score in result.scores]
+                costs += _cost_rows(example.sample.sample_id, result)
+                samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
+                advance(example.sample.task)
+        folder = home.evaluations / "shards"
+        digest = digest_json([scores, costs])
+        write_rows(folder / f"{digest[:16]}-scores.parquet", scores)
+        write_rows(folder / f"{digest[:16]}-costs.parquet", costs)
+        run.append("samples", samples)
+        name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
+        run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
+
+    outcome = run_stage(home, stage, body)
+    artifact_id = outcome.outputs["shard"]
+    stem = Path(home.evaluations / "shards" / artifact_id.removeprefix("evaluation_shard-"))
+    reference = ShardRef(
+        artifact_id=artifact_id, scores_path=f"{stem}-scores.parquet", costs_path=f"{stem}-costs.parquet"
+    )
+    return reference, outcome
+
+
+def _contenders(
+    config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str
+) -> list[Contender]:
+    contenders = []
+    for name in config.contenders:
+        if name == "kvp":
+            for reference in policies:
+                policy = load_policy(Path(reference.path), device=device)
+                policy.require_model(model.digest)
+                contenders.append(Contender(method=make_method("kvp", agents=policy), seed=reference.seed))
+        else:
+            seeds = range(config.num_random_seeds if name == "random" else 1)
+            contenders += [Contender(method=make_method(name), seed=seed) for seed in seeds]
+    return contenders
+
+
+def _score_row(sample_id: str, task: str, score: Any) -> dict[str, Any]:
+    return {"sample_id": sample_id, "task": task, **dataclasses.asdict(score)}
+
+
+def _cost_rows(sample_id: str, result: ExampleResult) -> list[dict[str, Any]]:
+    return [
+        {
+            "sample_id": sample_id,
+            "setting": ranked.setting,
+            "method": ranked.method,
+            "seed": ranked.seed,
+            "costs": torch.as_tensor(ranked.costs).tolist(),
+        }
+        for ranked in result.head_costs
+    ]

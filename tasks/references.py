@@ -1,0 +1,118 @@
+"""What travels between tasks: small references to things that lie in the home, never tensors."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRef:
+    """A registered model.
+
+    Attributes:
+        artifact_id: In the catalog.
+        digest: Of weights, configuration and tokenizer.
+        name: For people.
+        folder: Where it lies.
+        dtype: In which it runs.
+    """
+
+    artifact_id: str
+    digest: str
+    name: str
+    folder: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsRef:
+    """A set of prompts of one split.
+
+    Attributes:
+        artifact_id: In the catalog.
+        split: `train`, `validation` or `test`.
+        seed: That they were generated with.
+        num_samples: How many there are.
+        path: File of the samples.
+    """
+
+    artifact_id: str
+    split: str
+    seed: int
+    num_samples: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRef:
+    """A snapshot of a trace collection.
+
+    Attributes:
+        artifact_id: In the catalog.
+        collection: Key of the collection.
+        manifest_version: Version of the manifest that has it.
+        setting: Whose contexts and futures the traces are.
+    """
+
+    artifact_id: str
+    collection: str
+    manifest_version: int
+    setting: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGroupRef:
+    """Trained agents of consecutive heads.
+
+    Attributes:
+        artifact_id: In the catalog.
+        first_head: First head of the group.
+        path: Folder of the group's weights.
+    """
+
+    artifact_id: str
+    first_head: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRef:
+    """A policy set.
+
+    Attributes:
+        artifact_id: In the catalog.
+        path: Its folder.
+        seed: That it was trained with.
+        mlflow_run_id: MLflow run of its training.
+    """
+
+    artifact_id: str
+    path: str
+    seed: int
+    mlflow_run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRef:
+    """Figures of some examples.
+
+    Attributes:
+        artifact_id: In the catalog.
+        scores_path: File of their scores.
+        costs_path: File of what rankings cost each head.
+    """
+
+    artifact_id: str
+    scores_path: str
+    costs_path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRef:
+    """A finished evaluation: its curves are in the catalog and in MLflow.
+
+    Attributes:
+        artifact_id: In the catalog.
+        mlflow_run_id: The MLflow run that its curves are nested under.
+    """
+
+    artifact_id: str
+    mlflow_run_id: str

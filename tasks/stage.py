@@ -1,0 +1,129 @@
+"""The one way to write a task: retries, lineage and skipping in one place.
+
+A task is a Prefect task whose body is guarded by its stage key (inputs, parameters, fingerprint of its code). If the
+catalog has a completed run with that key, the body does not run and its result is found again; that is recorded too.
+Prefect's own result cache is off: the catalog is the one memory of what was done.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run, task_run
+
+from storage.catalog import Catalog, RunRecorder
+from storage.home import Home
+from storage.lineage import code_fingerprint, stage_key
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def stage_task(name: str, *, retries: int = 0) -> Callable[[F], F]:
+    """Decorate a function as a Prefect task of this project.
+
+    Args:
+        name: Of the task in Prefect.
+        retries: For tasks that reach over a network; a wrong input does not become right by trying again.
+    """
+    return task(name=name, retries=retries, cache_policy=NO_CACHE, persist_result=False, log_prints=False)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutcome:
+    """What a stage made, now or earlier.
+
+    Attributes:
+        run_id: The run that made it.
+        mlflow_run_id: Its MLflow run, or empty.
+        outputs: Name to artifact id.
+        skipped: Whether an earlier run's result was found again.
+        seconds: That it took now.
+    """
+
+    run_id: str
+    mlflow_run_id: str
+    outputs: Mapping[str, str]
+    skipped: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage about to run: everything that its result depends on.
+
+    Attributes:
+        name: Of the stage.
+        module: Module whose code, with all that it imports from the science, is the stage's code.
+        inputs: Name to artifact id.
+        parameters: Everything else, as plain values.
+        seed: Of the stage, if it draws.
+    """
+
+    name: str
+    module: str
+    inputs: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    seed: int | None = None
+
+    @property
+    def code(self) -> str:
+        """Fingerprint of the stage's code."""
+        return code_fingerprint(self.module)
+
+    @property
+    def key(self) -> str:
+        """Same key, same result."""
+        parameters = {**self.parameters, "seed": self.seed}
+        return stage_key(self.name, inputs=self.inputs, parameters=parameters, code=self.code)
+
+
+def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None]) -> StageOutcome:
+    """Run `body` unless its result is there already; record either.
+
+    Raises:
+        Whatever the body raises, after the failure is recorded.
+    """
+    catalog, key = Catalog(home), stage.key
+    prefect_ids = {
+        "prefect_flow_run_id": flow_run.get_id() or "",
+        "prefect_task_run_id": task_run.get_id() or "",
+    }
+    started = time.monotonic()
+    earlier = catalog.find_completed(key)
+    if earlier is not None:
+        catalog.record_skip(
+            stage=stage.name,
+            stage_key=key,
+            reused_run_id=earlier.run_id,
+            parameters=stage.parameters,
+            seed=stage.seed,
+            code_fingerprint=stage.code,
+            **prefect_ids,
+        )
+        return StageOutcome(
+            run_id=earlier.run_id,
+            mlflow_run_id=earlier.mlflow_run_id,
+            outputs=earlier.outputs,
+            skipped=True,
+            seconds=time.monotonic() - started,
+        )
+    with catalog.record_run(
+        stage=stage.name,
+        stage_key=key,
+        parameters=stage.parameters,
+        seed=stage.seed,
+        inputs=stage.inputs,
+        code_fingerprint=stage.code,
+        **prefect_ids,
+    ) as run:
+        body(run)
+    return StageOutcome(
+        run_id=run.run_id,
+        mlflow_run_id=run.mlflow_run_id,
+        outputs={name: artifact.artifact_id for name, artifact in run.outputs.items()},
+        skipped=False,
+        seconds=time.monotonic() - started,
+    )

@@ -1,0 +1,62 @@
+"""From rows of the trace store to batches for training: shuffled by seed, read ahead, in bounded memory."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import torch
+
+from kvpolicy.training import TraceBatch
+from storage.traces import TraceRow, TraceStore
+
+_BATCHES_AHEAD = 2
+
+
+def shuffled_batches(
+    store: TraceStore, rows: Sequence[TraceRow], heads: slice, *, batch_sequences: int, seed: int, device: str
+) -> Iterator[TraceBatch]:
+    """Batches without end, epoch after epoch; their order depends on the seed alone.
+
+    Reading runs in one thread, at most `_BATCHES_AHEAD` batches ahead of training.
+    """
+    order = _endless_order(len(rows), torch.Generator().manual_seed(seed))
+    picks = iter(lambda: [rows[index] for index in islice(order, batch_sequences)], None)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="traces") as reader:
+        ahead = [reader.submit(read_batch, store, next(picks), heads) for _ in range(_BATCHES_AHEAD)]
+        while True:
+            ahead.append(reader.submit(read_batch, store, next(picks), heads))
+            yield _to_device(ahead.pop(0).result(), device)
+
+
+def single_batches(store: TraceStore, rows: Sequence[TraceRow], heads: slice, device: str) -> Iterator[TraceBatch]:
+    """Each sample as a batch of its own, in the order of the rows."""
+    return (_to_device(read_batch(store, [row], heads), device) for row in rows)
+
+
+def read_batch(store: TraceStore, rows: Sequence[TraceRow], heads: slice) -> TraceBatch:
+    """Read samples and pad them to the longest."""
+    traces = [store.read(row, heads) for row in rows]
+    num_heads, _, dim = traces[0].keys.shape
+    longest = max(trace.keys.shape[1] for trace in traces)
+    keys = torch.zeros(num_heads, len(rows), longest, dim, dtype=traces[0].keys.dtype)
+    values = torch.zeros_like(keys)
+    importance = torch.zeros(num_heads, len(rows), longest)
+    positions = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for index, trace in enumerate(traces):
+        length = trace.keys.shape[1]
+        keys[:, index, :length], values[:, index, :length] = trace.keys, trace.values
+        importance[:, index, :length] = trace.importance
+        positions[index, :length], mask[index, :length] = trace.positions, True
+    return TraceBatch(keys=keys, values=values, importance=importance, positions=positions, mask=mask)
+
+
+def _endless_order(num_rows: int, generator: torch.Generator) -> Iterator[int]:
+    while True:
+        yield from torch.randperm(num_rows, generator=generator).tolist()
+
+
+def _to_device(batch: TraceBatch, device: str) -> TraceBatch:
+    if device == "cpu":
+        return batch
+    return TraceBatch(**{name: tensor.to(device, non_blocking=True) for name, tensor in vars(batch).items()})

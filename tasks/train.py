@@ -1,0 +1,250 @@
+"""Training: one task a group of heads, and one that joins the groups into a policy set."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy, policy_digest
+from kvpolicy.specs import ModelSpec
+from kvpolicy.training import StepRecord, TrainConfig, train_agents
+from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.home import Home
+from storage.traces import TraceStore
+from storage.tracking import DatasetRef, Tracking
+from tasks.progress import progress
+from tasks.references import ModelRef, PolicyRef, SnapshotRef
+from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.traces import shuffled_batches, single_batches
+
+HELDOUT_SPLIT = "validation"
+
+
+@stage_task("train-heads")
+def train_heads(
+    home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, heads: tuple[int, int], seed: int
+) -> StageOutcome:
+    """Train the agents of consecutive heads at once.
+
+    Args:
+        home: The home.
+        model: The model that the traces are of.
+        snapshot: The traces.
+        config: How to train.
+        heads: First head, and the one after the last.
+        seed: Of weights, order and noise.
+    """
+    stage = Stage(
+        name="train-heads",
+        module=__name__,
+        inputs={"model": model.artifact_id, "snapshot": snapshot.artifact_id},
+        parameters={"train": dataclasses.asdict(config), "heads": list(heads)},
+        seed=seed,
+    )
+
+    def body(run: RunRecorder) -> None:
+        spec = _spec(home, model)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        store = TraceStore(home.traces)
+        rows = store.snapshot(snapshot.collection, manifest_version=snapshot.manifest_version).rows
+        kept = slice(*heads)
+        batches = shuffled_batches(
+            store,
+            [row for row in rows if row.split != HELDOUT_SPLIT],
+            kept,
+            batch_sequences=config.batch_sequences,
+            seed=seed,
+            device=device,
+        )
+        heldout = [row for row in rows if row.split == HELDOUT_SPLIT]
+        records: list[StepRecord] = []
+        with progress("train", config.num_steps, "steps") as advance:
+
+            def on_step(record: StepRecord) -> None:
+                records.append(record)
+                cost = record.heldout_cost
+                advance(f"loss {record.loss:.3f}" + ("" if cost is None else f", held-out cost {cost.mean():.3f}"))
+
+            agents, cost = train_agents(
+                batches,
+                config,
+                num_heads=heads[1] - heads[0],
+                head_dim=spec.head_dim,
+                heldout=lambda: single_batches(store, heldout, kept, device),
+                seed=seed,
+                device=device,
+                on_step=on_step,
+            )
+        batches.close()
+        group = PolicySet(
+            agents=agents,
+            spec=dataclasses.replace(spec, num_layers=1, num_kv_heads=len(cost), num_query_heads=len(cost)),
+            model_digest=model.digest,
+            training={"first_head": heads[0], "seed": seed},
+        )
+        artifact = _save(home, group, f"heads {heads[0]} to {heads[1] - 1}", kind="head_group")
+        metadata = {"heldout_cost": cost.tolist(), "records": [_plain(record) for record in records]}
+        run.output("group", dataclasses.replace(artifact, metadata=metadata))
+
+    return run_stage(home, stage, body)
+
+
+@stage_task("assemble-policy")
+def assemble_policy(
+    home: Home,
+    model: ModelRef,
+    snapshot: SnapshotRef,
+    config: TrainConfig,
+    groups: Sequence[str],
+    *,
+    seed: int,
+) -> tuple[PolicyRef, StageOutcome]:
+    """Join trained groups into a policy set, log its training and register it.
+
+    Args:
+        home: The home.
+        model: The model.
+        snapshot: The traces that all groups were trained on.
+        config: How they were trained.
+        groups: Artifact ids of the groups, in the order of their heads.
+        seed: That they were trained with.
+    """
+    stage = Stage(
+        name="train",
+        module=__name__,
+        inputs={
+            "model": model.artifact_id,
+            "snapshot": snapshot.artifact_id,
+            **{f"group_{index:03d}": name for index, name in enumerate(groups)},
+        },
+        parameters={"train": dataclasses.asdict(config)},
+        seed=seed,
+    )
+
+    def body(run: RunRecorder) -> None:
+        artifacts = [Catalog(home).artifact(name) for name in groups]
+        cost = [value for artifact in artifacts for value in artifact.metadata["heldout_cost"]]
+        agents = join_agents([load_policy(Path(artifact.uri)).agents for artifact in artifacts])
+        training = {"estimator": config.estimator, "seed": seed, "trace_snapshot": snapshot.artifact_id}
+        policy = PolicySet(agents=agents, spec=_spec(home, model), model_digest=model.digest, training=training)
+        artifact = _save(home, policy, f"{model.name}, {config.estimator}, seed {seed}", kind="policy_set")
+        artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
+        curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
+        run.mlflow_run_id = _track(home, model, snapshot, config, artifact, curves, seed)
+        policy_id = run.output("policy", artifact)
+        run.append("heads", _head_rows(policy, policy_id, cost, config.num_steps))
+        run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
+
+    outcome = run_stage(home, stage, body)
+    artifact = Catalog(home).artifact(outcome.outputs["policy"])
+    reference = PolicyRef(
+        artifact_id=artifact.artifact_id, path=artifact.uri, seed=seed, mlflow_run_id=outcome.mlflow_run_id
+    )
+    return reference, outcome
+
+
+def _spec(home: Home, model: ModelRef) -> ModelSpec:
+    row = Catalog(home).rows("models", f"model_id = '{model.artifact_id}'")[0]
+    return ModelSpec(**{field.name: row[field.name] for field in dataclasses.fields(ModelSpec)})
+
+
+def _save(home: Home, policy: PolicySet, name: str, *, kind: str) -> Artifact:
+    """Save under the digest of the content; the folder appears when it is complete."""
+    home.policies.mkdir(parents=True, exist_ok=True)
+    draft = home.policies / f".draft-{kind}-{id(policy):x}"
+    digest = policy.save(draft)
+    folder = home.policies / f"{kind}-{digest[:16]}"
+    if folder.exists() and policy_digest(folder) == digest:
+        shutil.rmtree(draft)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    return Artifact(kind=kind, digest=digest, name=name, uri=str(folder))
+
+
+def _plain(record: StepRecord) -> dict[str, Any]:
+    cost = record.heldout_cost
+    return {
+        "step": record.step,
+        "loss": record.loss,
+        "gradient_norm": record.gradient_norm,
+        "learning_rate": record.learning_rate,
+        "heldout_cost": None if cost is None else float(cost.mean()),
+    }
+
+
+def _training_curves(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, int, float]]:
+    """(metric, step, value), the mean over groups."""
+    points = []
+    for steps in zip(*groups, strict=True):
+        for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost"):
+            values = [step[name] for step in steps if step[name] is not None]
+            if values:
+                points.append((name, int(steps[0]["step"]), sum(values) / len(values)))
+    return points
+
+
+def _track(
+    home: Home,
+    model: ModelRef,
+    snapshot: SnapshotRef,
+    config: TrainConfig,
+    artifact: Artifact,
+    curves: Sequence[tuple[str, int, float]],
+    seed: int,
+) -> str:
+    """Log the training to MLflow and register the policy set; returns the MLflow run."""
+    tracking = Tracking(home)
+    tags = {
+        "kvp.stage": "train",
+        "kvp.model_id": model.artifact_id,
+        "kvp.trace_snapshot_id": snapshot.artifact_id,
+        "kvp.policy_set_id": artifact.artifact_id,
+    }
+    # Logging again what is the same must find the same run, so its time is that of its snapshot.
+    timestamp_ms = _created_ms(home, snapshot.artifact_id)
+    run_id = tracking.start_parent(
+        experiment=model.name,
+        name=f"train {config.estimator} seed {seed}",
+        tags=tags,
+        params={"estimator": config.estimator, "num_steps": str(config.num_steps), "seed": str(seed)},
+        timestamp_ms=timestamp_ms,
+        datasets=[
+            DatasetRef(name="trace_snapshot", digest=snapshot.artifact_id.split("-")[-1], context="training")
+        ],
+    )
+    tracking.log_training(run_id, list(curves), timestamp_ms=timestamp_ms)
+    tracking.register_policy(
+        name=f"kvpolicy-{model.name}",
+        folder=artifact.uri,
+        run_id=run_id,
+        tags=tags,
+        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
+    )
+    tracking.finish(run_id, timestamp_ms=timestamp_ms)
+    return run_id
+
+
+def _created_ms(home: Home, artifact_id: str) -> int:
+    row = Catalog(home).rows("artifacts", f"artifact_id = '{artifact_id}'", ["created_at"])[0]
+    return int(row["created_at"].timestamp() * 1000)
+
+
+def _head_rows(policy: PolicySet, policy_id: str, cost: Sequence[float], num_steps: int) -> list[dict[str, Any]]:
+    spec = policy.spec
+    return [
+        {
+            "policy_set_id": policy_id,
+            "model_digest": policy.model_digest,
+            "head": head,
+            "head_name": spec.head_name(head),
+            "layer": head // spec.num_kv_heads,
+            "kv_head": head % spec.num_kv_heads,
+            "heldout_cost": value,
+            "steps": num_steps,
+        }
+        for head, value in enumerate(cost)
+    ]
