@@ -27,7 +27,7 @@ class CompactedCache:
         self,
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
-        kept: Sequence[Int[Tensor, "head budget"]],
+        kept: Sequence[Int[Tensor, "head _"]],
         *,
         num_kv_heads: int,
         num_new_tokens: int,
@@ -37,7 +37,7 @@ class CompactedCache:
         Args:
             keys: The uncompacted context's keys, layer-major.
             values: Its values.
-            kept: For each row, the kept indices of every head, ascending.
+            kept: For each row, the kept indices of every head, ascending; rows may keep different numbers.
             num_kv_heads: KV heads in a layer.
             num_new_tokens: Tokens for which room is made.
         """
@@ -49,8 +49,9 @@ class CompactedCache:
         for row, indices in enumerate(kept):  # rows are ragged; within one, all heads move at once
             slots = slice(self.num_past_tokens - indices.shape[1], self.num_past_tokens)
             gathered = indices.to(keys.device)[..., None].expand(-1, -1, dim)
-            self._keys[:, row, :, slots] = keys.gather(1, gathered).unflatten(0, (-1, num_kv_heads))
-            self._values[:, row, :, slots] = values.gather(1, gathered).unflatten(0, (-1, num_kv_heads))
+            by_layer = (shape[0], num_kv_heads, indices.shape[1], dim)
+            self._keys[:, row, :, slots] = keys.gather(1, gathered).view(by_layer)
+            self._values[:, row, :, slots] = values.gather(1, gathered).view(by_layer)
         self._valid = torch.arange(shape[3]) >= (self.num_past_tokens - budgets)[:, None]
         self._valid = self._valid.to(keys.device)
         self._visible: Tensor | None = None

@@ -1,8 +1,8 @@
 """Judging every method at every budget on one example, from one prefill (DESIGN: evaluation protocol).
 
 The whole sequence (context, question, reference answer) is run once. In each setting the context's cache is ranked by
-every method and physically compacted to every budget; what follows runs on the compacted caches as a batch: question and
-answer in the query-agnostic setting, the answer alone in the query-aware one, whose context includes the question.
+every method and physically compacted to every budget; what follows runs on the compacted caches as a batch: question
+and answer in the query-agnostic setting, the answer alone in the query-aware one, whose context includes the question.
 """
 
 from collections.abc import Iterator, Sequence
@@ -115,8 +115,8 @@ class EvaluateConfig:
         """
         if max(self.budgets) > num_tokens:
             raise InputError(
-                f"evaluate: budget {max(self.budgets)} is above the context of sample {sample_id}, which has {num_tokens} "
-                "tokens: choose smaller budgets or longer prompts (length_tokens)"
+                f"evaluate: budget {max(self.budgets)} is above the context of sample {sample_id}, which has "
+                f"{num_tokens} tokens: choose smaller budgets or longer prompts (length_tokens)"
             )
 
 

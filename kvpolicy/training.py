@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -163,14 +164,18 @@ def train_agents(
         The agents (averaged weights) and the normalised eviction cost of each head on the held-out traces.
 
     Raises:
-        InputError: If the batches end early, or a loss is not finite.
+        InputError: If the batches end early, or scores or a loss are not finite.
     """
     generator = torch.Generator().manual_seed(seed)
     agents = BatchedAgents(config.agent, num_heads=num_heads, head_dim=head_dim, generator=generator).to(device)
+    source = iter(batches)
+    first = next(source, None)
+    if first is not None:
+        agents.fit_inputs(first.keys[:, first.mask], first.values[:, first.mask])
+        source = chain([first], source)
     averaged = copy.deepcopy(agents).requires_grad_(False)
     optimizer = torch.optim.AdamW(agents.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     noise = torch.Generator(device=device).manual_seed(seed)
-    source = iter(batches)
     cost = torch.full((num_heads,), torch.nan)
     for step in range(1, config.num_steps + 1):
         batch = next(source, None)
@@ -179,7 +184,12 @@ def train_agents(
         rate = config.learning_rate_at(step)
         for parameters in optimizer.param_groups:
             parameters["lr"] = rate
-        loss = _loss(agents, batch, config, noise).mean(dim=1)  # of each head, over its sequences
+        scores = _scores(agents, batch)
+        if not bool(scores.isfinite().all()):
+            raise InputError(
+                f"train: scores are not finite at step {step}; lower the learning rate, or check the traces"
+            )
+        loss = _loss(scores, batch, config, noise).mean(dim=1)  # of each head, over its sequences
         loss.sum().backward()  # type: ignore[no-untyped-call]  # torch declares no types here
         norms = clip_by_head(agents, config.max_gradient_norm)
         optimizer.step()
@@ -209,7 +219,8 @@ def heldout_cost(agents: BatchedAgents, batches: Iterable[TraceBatch]) -> Float[
     totals = torch.zeros(agents.num_heads)
     num_sequences = 0
     for batch in batches:
-        scores = mask_scores(_scores(agents, batch), batch.mask)
+        scores = _scores(agents, batch)
+        scores = mask_scores(scores, batch.mask.expand(scores.shape))
         totals += normalised_cost(scores, batch.importance).sum(dim=1).cpu()
         num_sequences += batch.mask.shape[0]
     if not num_sequences:
@@ -224,9 +235,8 @@ def _scores(agents: BatchedAgents, batch: TraceBatch) -> Float[Tensor, "head seq
 
 
 def _loss(
-    agents: BatchedAgents, batch: TraceBatch, config: TrainConfig, noise: torch.Generator
+    scores: Float[Tensor, "head sequence token"], batch: TraceBatch, config: TrainConfig, noise: torch.Generator
 ) -> Float[Tensor, "head sequence"]:
-    scores = _scores(agents, batch)
     mask = batch.mask.expand(scores.shape)
     if config.estimator == "exact":
         return exact_loss(scores, batch.importance, mask)
@@ -236,10 +246,10 @@ def _loss(
 def clip_by_head(agents: BatchedAgents, max_norm: float) -> Float[Tensor, "head"]:
     """Scale each head's gradient to at most `max_norm`, as training it alone would; returns the norms before."""
     gradients = [parameter.grad for parameter in agents.parameters() if parameter.grad is not None]
-    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    norms: Tensor = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     scale = (max_norm / norms.clamp_min(1e-6)).clamp_max(1.0)
     for gradient in gradients:
-        gradient *= scale.view(-1, *[1] * (gradient.dim() - 1))
+        gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))
     return norms
 
 

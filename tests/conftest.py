@@ -1,14 +1,19 @@
 """What every test gets: shapes checked while it runs, two threads, and models, tiny ones and the embedded one."""
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jaxtyping import install_import_hook
+
+# Before torch loads OpenMP: on busy cores its threads otherwise spin while they wait, and tests take ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
 
 # Before anything of kvpolicy is imported: from here on its annotations are checked at every call.
 install_import_hook("kvpolicy", "beartype.beartype")

@@ -1,8 +1,8 @@
 """The attention function that lets the library see and replace what a layer attends to.
 
-transformers calls one registered function for every layer (`AttentionInterface`). Ours asks the *session* that is active
-in the calling context what to do: record a prefill, or attend to a compacted cache that the session holds. No model code
-is patched and nothing stays behind on a module. Without a session it is plain SDPA.
+transformers calls one registered function for every layer (`AttentionInterface`). Ours asks the *session* that is
+active in the calling context what to do: record a prefill, or attend to a compacted cache that the session holds. No
+model code is patched and nothing stays behind on a module. Without a session it is plain SDPA.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def register_attention() -> None:
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
-def _attention(
+def _attention(  # noqa: PLR0917  # the signature that transformers calls
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# A sequence in which nothing is attended has no cost to normalise by.
+# Below this optimal cost a sequence has nothing to lose, and every ranking of it is perfect.
 TINY = 1e-12
 
 
@@ -36,7 +36,13 @@ def normalised_cost(
     scores: Float[Tensor, "*batch token"], importance: Float[Tensor, "*batch token"]
 ) -> Float[Tensor, "*batch"]:
     """Cost of a ranking over that of the optimal one: 1.0 is perfect, and nothing is below it."""
-    return ranking_cost(scores, importance) / optimal_cost(importance).clamp_min(TINY)
+    return over_optimal(ranking_cost(scores, importance), importance)
+
+
+def over_optimal(cost: Float[Tensor, "*batch"], importance: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch"]:
+    """A cost over the optimal one; 1, with no gradient, for a sequence in which nothing is attended."""
+    optimal = optimal_cost(importance)
+    return torch.where(optimal > TINY, cost / optimal.clamp_min(TINY), 1.0)
 
 
 def mask_scores(

@@ -1,7 +1,7 @@
 """The sampled estimator of KV Policy (arXiv 2602.10238): REINFORCE with a leave-one-out baseline over rankings.
 
-Scores define a Plackett-Luce distribution over rankings; adding independent Gumbel(0, 1) noise and sorting draws from it
-exactly. K >= 2 rankings are drawn for each sequence; the reward of one is its negative normalised eviction cost, its
+Scores define a Plackett-Luce distribution over rankings; adding independent Gumbel(0, 1) noise and sorting draws from
+it exactly. K >= 2 rankings are drawn for each sequence; the reward of one is its negative normalised eviction cost, its
 baseline the mean reward of the others. The log-probability of a ranking is
 
     log P(r) = sum over k of ( s_{r_k} - log sum over l >= k of exp(s_{r_l}) ),

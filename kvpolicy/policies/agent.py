@@ -1,12 +1,13 @@
 """The agents: one small network per KV head, all of them as one batched network (KV Policy, arXiv 2602.10238).
 
-Keys and values each go through Linear(d -> width) + LayerNorm, positions through features + LayerNorm; concatenated, two
-Linear(width) + LayerNorm + SiLU layers and one linear score follow. Every weight has a leading head dimension and every
-product is one batched matrix product: no loop over heads.
+Keys and values each go through Linear(d -> width) + LayerNorm, positions through features + LayerNorm; concatenated,
+two Linear(width) + LayerNorm + SiLU layers and one linear score follow. Every weight has a leading head dimension and
+every product is one batched matrix product: no loop over heads.
 
 Departures from the paper: positions may enter as continuous features (log-position and sinusoids), the default, because
-a learned table of 6,000 rows cannot reach past its end; and the input projection is one block over keys and values
-standardised by their training mean and scale, which the paper does not mention.
+a learned table of 6,000 rows cannot reach past its end; and every channel of keys and values is first standardised by
+the mean and deviation of the first training batch, because a few channels of post-RoPE keys are so much larger than the
+rest that LayerNorm alone hides what tells tokens apart (docs/log.md has the figures).
 
 Legend: H heads, N tokens (of all sequences of a batch), d head dimension.
 """
@@ -23,6 +24,7 @@ from kvpolicy.errors import InputError
 
 PAPER_TABLE_ROWS = 6000
 _MAX_WAVELENGTH_TOKENS = 131072.0
+_SMALLEST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,9 @@ class BatchedAgents(nn.Module):
         super().__init__()
         self.config, self.num_heads, self.head_dim = config, num_heads, head_dim
         width = config.width
+        for name in ("key", "value"):
+            self.register_buffer(f"{name}_mean", torch.zeros(num_heads, 1, head_dim))
+            self.register_buffer(f"{name}_scale", torch.ones(num_heads, 1, head_dim))
 
         def weight(fan_in: int, fan_out: int) -> nn.Parameter:
             bound = 1 / math.sqrt(fan_in)
@@ -98,6 +103,8 @@ class BatchedAgents(nn.Module):
             InputError: If a position is past the end of a learned table.
         """
         dtype = keys.dtype
+        keys = ((keys.float() - self.key_mean) * self.key_scale).to(dtype)
+        values = ((values.float() - self.value_mean) * self.value_scale).to(dtype)
         key = _layer_norm(_affine(keys, self.key_weight, self.key_bias), self.key_gain, self.key_shift)
         value = _layer_norm(_affine(values, self.value_weight, self.value_bias), self.value_gain, self.value_shift)
         position = _layer_norm(self._position_features(positions).to(dtype), self.position_gain, self.position_shift)
@@ -107,6 +114,14 @@ class BatchedAgents(nn.Module):
         hidden = _affine(hidden, self.hidden2_weight, self.hidden2_bias)
         hidden = nn.functional.silu(_layer_norm(hidden, self.hidden2_gain, self.hidden2_shift))
         return (hidden @ self.score_weight.to(dtype)).squeeze(-1).float()
+
+    @torch.no_grad()
+    def fit_inputs(self, keys: Float[Tensor, "head token dim"], values: Float[Tensor, "head token dim"]) -> None:
+        """Set by what keys and values are standardised: mean and deviation of these, channel by channel."""
+        for name, entries in (("key", keys.float()), ("value", values.float())):
+            self.get_buffer(f"{name}_mean").copy_(entries.mean(dim=1, keepdim=True))
+            deviation = entries.std(dim=1, keepdim=True, correction=0)
+            self.get_buffer(f"{name}_scale").copy_(1 / deviation.clamp_min(_SMALLEST_DEVIATION))
 
     def _position_features(self, positions: Tensor) -> Tensor:
         if self.config.position == "table":

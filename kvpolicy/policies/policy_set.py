@@ -1,7 +1,7 @@
 """A policy set: the agents of every KV head of one model, as they are saved, shipped and used.
 
-On disk it is a folder of `policy.safetensors` (all weights) and `policy.json` (shape, configuration and the model that it
-was trained for). Its digest covers both, so equal training gives an equal id.
+On disk it is a folder of `policy.safetensors` (all weights) and `policy.json` (shape, configuration and the model that
+it was trained for). Its digest covers both, so equal training gives an equal id.
 """
 
 import hashlib
@@ -116,15 +116,15 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
             generator=torch.Generator(),
         )
         agents.load_state_dict(load_file(folder / WEIGHTS))
+        agents.requires_grad_(False).eval().to(device)
+        return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
     except InputError:
         raise
     except Exception as error:  # a missing, cut or foreign file fails in many ways that mean the same
         raise InputError(
-            f"policy set {folder} cannot be read ({type(error).__name__}): it must be a folder of {RECORD} and {WEIGHTS} "
-            "that `kvp train` wrote"
+            f"policy set {folder} cannot be read ({type(error).__name__}): it must be a folder of {RECORD} and "
+            f"{WEIGHTS} that `kvp train` wrote"
         ) from error
-    agents.requires_grad_(False).eval().to(device)
-    return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
 
 
 def join_agents(groups: Sequence[BatchedAgents]) -> BatchedAgents:
