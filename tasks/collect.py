@@ -64,7 +64,7 @@ def collect_fragment(
         )
         run.output("fragment", artifact)
 
-    return run_stage(home, stage, body)
+    return run_stage(home, stage, body, note_skip=False)
 
 
 @stage_task("seal-collection")
@@ -81,9 +81,7 @@ def seal_collection(
         fragments: Artifact ids of the fragments.
     """
     collection = stage.key
-    lineage = dataclasses.replace(
-        stage, inputs={**stage.inputs, **{f"fragment_{index:05d}": name for index, name in enumerate(fragments)}}
-    )
+    whole = dataclasses.replace(stage, parts={f"fragment_{index:05d}": name for index, name in enumerate(fragments)})
 
     def body(run: RunRecorder) -> None:
         snapshot = TraceStore(home.traces).snapshot(collection)
@@ -101,7 +99,7 @@ def seal_collection(
         )
         run.output("snapshot", artifact)
 
-    outcome = run_stage(home, lineage, body)
+    outcome = run_stage(home, whole, body)
     return snapshot_ref(home, outcome.outputs["snapshot"]), outcome
 
 

@@ -100,7 +100,7 @@ def evaluate_shard(
         name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
         run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
 
-    outcome = run_stage(home, stage, body)
+    outcome = run_stage(home, stage, body, note_skip=False)
     artifact_id = outcome.outputs["shard"]
     stem = Path(home.evaluations / "shards" / artifact_id.removeprefix("evaluation_shard-"))
     reference = ShardRef(
@@ -109,9 +109,7 @@ def evaluate_shard(
     return reference, outcome
 
 
-def _contenders(
-    config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str
-) -> list[Contender]:
+def _contenders(config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str) -> list[Contender]:
     contenders = []
     for name in config.contenders:
         if name == "kvp":

@@ -19,9 +19,7 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         InputError: If there is no such model, or it is not supported.
     """
     found = resolve_model(source)
-    reference = ModelRef(
-        artifact_id="", digest=found.digest, name=found.name, folder=str(found.folder), dtype=dtype
-    )
+    reference = ModelRef(artifact_id="", digest=found.digest, name=found.name, folder=str(found.folder), dtype=dtype)
     model = load_model(reference)
     catalog = Catalog(home)
     artifact = Artifact(

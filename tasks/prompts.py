@@ -14,13 +14,13 @@ from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.references import ModelRef, PromptsRef
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.stage import Stage, run_stage, stage_task
 
 
 @stage_task("write-prompts")
 def write_prompts(
     home: Home, model: ModelRef, config: PromptConfig, *, split: str, num_samples_per_task: int, seed: int
-) -> tuple[PromptsRef, StageOutcome]:
+) -> PromptsRef:
     """Generate the prompts of a split; their lengths are counted in the model's tokens.
 
     Raises:
@@ -28,6 +28,7 @@ def write_prompts(
     """
     parameters = {
         "prompts": dataclasses.asdict(config),
+        "texts": dict(config.read_texts().digests),
         "split": split,
         "num_samples_per_task": num_samples_per_task,
     }
@@ -50,16 +51,15 @@ def write_prompts(
         name = f"{config.benchmark} {split}, {len(samples)} samples of up to {config.length_tokens} tokens"
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
-    outcome = run_stage(home, stage, body)
+    outcome = run_stage(home, stage, body, note_skip=False)
     artifact = Catalog(home).artifact(outcome.outputs["prompts"])
-    reference = PromptsRef(
+    return PromptsRef(
         artifact_id=artifact.artifact_id,
         split=split,
         seed=seed,
         num_samples=int(artifact.metadata["num_samples"]),
         path=artifact.uri,
     )
-    return reference, outcome
 
 
 def read_samples(prompts: PromptsRef) -> list[Sample]:

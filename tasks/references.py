@@ -81,13 +81,11 @@ class PolicyRef:
         artifact_id: In the catalog.
         path: Its folder.
         seed: That it was trained with.
-        mlflow_run_id: MLflow run of its training.
     """
 
     artifact_id: str
     path: str
     seed: int
-    mlflow_run_id: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ Prefect's own result cache is off: the catalog is the one memory of what was don
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prefect import task
@@ -60,6 +60,8 @@ class Stage:
         inputs: Name to artifact id.
         parameters: Everything else, as plain values.
         seed: Of the stage, if it draws.
+        parts: Name to artifact id of parts made on the way from the same inputs (fragments, groups, shards): they
+            belong to the lineage, and the key implies them.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Stage:
     inputs: Mapping[str, str]
     parameters: Mapping[str, Any]
     seed: int | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def code(self) -> str:
@@ -80,11 +83,22 @@ class Stage:
         return stage_key(self.name, inputs=self.inputs, parameters=parameters, code=self.code)
 
 
-def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None]) -> StageOutcome:
+def is_completed(home: Home, stage: Stage) -> bool:
+    """Whether the result of a stage is there."""
+    return Catalog(home).find_completed(stage.key) is not None
+
+
+def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool = True) -> StageOutcome:
     """Run `body` unless its result is there already; record either.
 
+    Args:
+        home: The home.
+        stage: What is about to run.
+        body: Does the work and names what it made.
+        note_skip: Whether finding the result again is worth a row.
+
     Raises:
-        Whatever the body raises, after the failure is recorded.
+        Exception: Whatever the body raises, after the failure is recorded.
     """
     catalog, key = Catalog(home), stage.key
     prefect_ids = {
@@ -94,15 +108,16 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None]) -> 
     started = time.monotonic()
     earlier = catalog.find_completed(key)
     if earlier is not None:
-        catalog.record_skip(
-            stage=stage.name,
-            stage_key=key,
-            reused_run_id=earlier.run_id,
-            parameters=stage.parameters,
-            seed=stage.seed,
-            code_fingerprint=stage.code,
-            **prefect_ids,
-        )
+        if note_skip:
+            catalog.record_skip(
+                stage=stage.name,
+                stage_key=key,
+                reused_run_id=earlier.run_id,
+                parameters=stage.parameters,
+                seed=stage.seed,
+                code_fingerprint=stage.code,
+                **prefect_ids,
+            )
         return StageOutcome(
             run_id=earlier.run_id,
             mlflow_run_id=earlier.mlflow_run_id,
@@ -115,7 +130,7 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None]) -> 
         stage_key=key,
         parameters=stage.parameters,
         seed=stage.seed,
-        inputs=stage.inputs,
+        inputs={**stage.inputs, **stage.parts},
         code_fingerprint=stage.code,
         **prefect_ids,
     ) as run:

@@ -23,6 +23,17 @@ from tasks.traces import shuffled_batches, single_batches
 HELDOUT_SPLIT = "validation"
 
 
+def training_stage(model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int) -> Stage:
+    """The stage of a whole training."""
+    return Stage(
+        name="train",
+        module=__name__,
+        inputs={"model": model.artifact_id, "snapshot": snapshot.artifact_id},
+        parameters={"train": dataclasses.asdict(config)},
+        seed=seed,
+    )
+
+
 @stage_task("train-heads")
 def train_heads(
     home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, heads: tuple[int, int], seed: int
@@ -89,7 +100,7 @@ def train_heads(
         metadata = {"heldout_cost": cost.tolist(), "records": [_plain(record) for record in records]}
         run.output("group", dataclasses.replace(artifact, metadata=metadata))
 
-    return run_stage(home, stage, body)
+    return run_stage(home, stage, body, note_skip=False)
 
 
 @stage_task("assemble-policy")
@@ -112,16 +123,9 @@ def assemble_policy(
         groups: Artifact ids of the groups, in the order of their heads.
         seed: That they were trained with.
     """
-    stage = Stage(
-        name="train",
-        module=__name__,
-        inputs={
-            "model": model.artifact_id,
-            "snapshot": snapshot.artifact_id,
-            **{f"group_{index:03d}": name for index, name in enumerate(groups)},
-        },
-        parameters={"train": dataclasses.asdict(config)},
-        seed=seed,
+    stage = dataclasses.replace(
+        training_stage(model, snapshot, config, seed=seed),
+        parts={f"group_{index:03d}": name for index, name in enumerate(groups)},
     )
 
     def body(run: RunRecorder) -> None:
@@ -133,17 +137,19 @@ def assemble_policy(
         artifact = _save(home, policy, f"{model.name}, {config.estimator}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
         curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
-        run.mlflow_run_id = _track(home, model, snapshot, config, artifact, curves, seed)
+        run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
         policy_id = run.output("policy", artifact)
         run.append("heads", _head_rows(policy, policy_id, cost, config.num_steps))
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
-    artifact = Catalog(home).artifact(outcome.outputs["policy"])
-    reference = PolicyRef(
-        artifact_id=artifact.artifact_id, path=artifact.uri, seed=seed, mlflow_run_id=outcome.mlflow_run_id
-    )
-    return reference, outcome
+    return policy_ref(home, outcome.outputs["policy"]), outcome
+
+
+def policy_ref(home: Home, artifact_id: str) -> PolicyRef:
+    """The reference of a policy set in the catalog."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return PolicyRef(artifact_id=artifact_id, path=artifact.uri, seed=int(artifact.metadata["seed"]))
 
 
 def _spec(home: Home, model: ModelRef) -> ModelSpec:
@@ -192,6 +198,7 @@ def _track(
     model: ModelRef,
     snapshot: SnapshotRef,
     config: TrainConfig,
+    *,
     artifact: Artifact,
     curves: Sequence[tuple[str, int, float]],
     seed: int,
@@ -212,9 +219,7 @@ def _track(
         tags=tags,
         params={"estimator": config.estimator, "num_steps": str(config.num_steps), "seed": str(seed)},
         timestamp_ms=timestamp_ms,
-        datasets=[
-            DatasetRef(name="trace_snapshot", digest=snapshot.artifact_id.split("-")[-1], context="training")
-        ],
+        datasets=[DatasetRef(name="trace_snapshot", digest=snapshot.artifact_id.split("-")[-1], context="training")],
     )
     tracking.log_training(run_id, list(curves), timestamp_ms=timestamp_ms)
     tracking.register_policy(

@@ -1,0 +1,199 @@
+"""Budget curves and comparisons: what the scores of single examples add up to, with intervals.
+
+All columns of one setting and metric meet the same bootstrap resamples, so differences are paired by example. Settings
+are never mixed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from kvpolicy.errors import InputError
+from kvpolicy.methods.registry import method_type
+from kvpolicy.metrics import LOWER_IS_BETTER
+from kvpolicy.statistics import Interval, bootstrap_table
+
+MEAN_TASK = "mean"
+LEARNED = "kvp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleScore:
+    """One figure of one example, with where it belongs."""
+
+    sample_id: str
+    task: str
+    setting: str
+    method: str
+    seed: int
+    budget: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """A point of a budget curve; `task` is `mean` for the mean over tasks."""
+
+    setting: str
+    method: str
+    seed: int
+    task: str
+    metric: str
+    budget: int
+    interval: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The learned policy against one heuristic, mean over tasks: the paired difference of their scores.
+
+    Attributes:
+        setting: Of the curve.
+        metric: Of the curve.
+        budget: In tokens.
+        heuristic: The other method.
+        difference: Learned minus heuristic.
+        is_better: Whether the interval excludes 0 on the learned policy's side.
+    """
+
+    setting: str
+    metric: str
+    budget: int
+    heuristic: str
+    difference: Interval
+    is_better: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """All scores of one setting and metric: one row an example, one column a (method, seed, budget)."""
+
+    setting: str
+    metric: str
+    tasks: tuple[str, ...]
+    columns: tuple[tuple[str, int, int], ...]
+    values: Float[np.ndarray, "example column"]
+
+
+def budget_curves(
+    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
+) -> list[CurvePoint]:
+    """Points of all curves: for each task, and for the mean over tasks.
+
+    Args:
+        scores: Scores of all examples.
+        seed: Of the bootstrap.
+        num_resamples: Of the bootstrap.
+        confidence: Of the intervals.
+
+    Raises:
+        InputError: If an example lacks a score that others of its table have.
+    """
+    points = []
+    for table in _tables(scores):
+        for task in (MEAN_TASK, *sorted(set(table.tasks))):
+            rows = [index for index, own in enumerate(table.tasks) if task in (MEAN_TASK, own)]
+            intervals = bootstrap_table(
+                table.values[rows],
+                strata=[table.tasks[row] for row in rows],
+                seed=seed,
+                num_resamples=num_resamples,
+                confidence=confidence,
+            )
+            points += [
+                CurvePoint(
+                    setting=table.setting,
+                    method=method,
+                    seed=method_seed,
+                    task=task,
+                    metric=table.metric,
+                    budget=budget,
+                    interval=intervals.interval(column),
+                )
+                for column, (method, method_seed, budget) in enumerate(table.columns)
+            ]
+    return points
+
+
+def compare_with_heuristics(
+    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
+) -> list[Comparison]:
+    """The learned policy against every heuristic at every budget; seeds of one method are averaged first.
+
+    Raises:
+        InputError: As `budget_curves`.
+    """
+    comparisons = []
+    for table in _tables(scores):
+        means = _mean_over_seeds(table)
+        pairs = [
+            (heuristic, budget)
+            for heuristic, budget in means
+            if heuristic != LEARNED and method_type(heuristic).evicts and not method_type(heuristic).needs_importance
+            if (LEARNED, budget) in means
+        ]
+        if not pairs:
+            continue
+        differences = np.stack([means[LEARNED, budget] - means[name, budget] for name, budget in pairs], axis=1)
+        intervals = bootstrap_table(
+            differences, strata=list(table.tasks), seed=seed, num_resamples=num_resamples, confidence=confidence
+        )
+        for column, (heuristic, budget) in enumerate(pairs):
+            difference = intervals.interval(column)
+            better_side = difference.mean < 0 if table.metric in LOWER_IS_BETTER else difference.mean > 0
+            comparisons.append(
+                Comparison(
+                    setting=table.setting,
+                    metric=table.metric,
+                    budget=budget,
+                    heuristic=heuristic,
+                    difference=difference,
+                    is_better=difference.excludes_zero and better_side,
+                )
+            )
+    return comparisons
+
+
+def beats_all(comparisons: Sequence[Comparison], *, setting: str, metric: str) -> dict[int, bool]:
+    """Budget to whether the learned policy is better than every heuristic there."""
+    relevant = [entry for entry in comparisons if (entry.setting, entry.metric) == (setting, metric)]
+    return {
+        budget: all(entry.is_better for entry in relevant if entry.budget == budget)
+        for budget in sorted({entry.budget for entry in relevant})
+    }
+
+
+def _mean_over_seeds(table: _Table) -> dict[tuple[str, int], Float[np.ndarray, "example"]]:
+    groups: dict[tuple[str, int], list[int]] = {}
+    for column, (method, _, budget) in enumerate(table.columns):
+        groups.setdefault((method, budget), []).append(column)
+    return {key: table.values[:, columns].mean(axis=1) for key, columns in groups.items()}
+
+
+def _tables(scores: Iterable[ExampleScore]) -> list[_Table]:
+    grouped: dict[tuple[str, str], dict[str, dict[tuple[str, int, int], float]]] = {}
+    tasks: dict[str, str] = {}
+    for score in scores:
+        example = grouped.setdefault((score.setting, score.metric), {}).setdefault(score.sample_id, {})
+        example[score.method, score.seed, score.budget] = score.value
+        tasks[score.sample_id] = score.task
+    tables = []
+    for (setting, metric), examples in grouped.items():
+        columns = tuple(next(iter(examples.values())))
+        for sample_id, values in examples.items():
+            if values.keys() != set(columns):
+                missing = sorted(set(columns) ^ values.keys())[0]
+                raise InputError(f"curves: sample {sample_id} has no {metric} for {missing} in setting {setting}")
+        tables.append(
+            _Table(
+                setting=setting,
+                metric=metric,
+                tasks=tuple(tasks[sample_id] for sample_id in examples),
+                columns=columns,
+                values=np.array([[values[column] for column in columns] for values in examples.values()]),
+            )
+        )
+    return tables
