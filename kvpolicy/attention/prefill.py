@@ -74,7 +74,7 @@ class _Recording:
         self.keys[heads] = key[0]
         self.values[heads] = value[0]
         last = query[0, :, query.shape[2] - self._num_queries :]
-        self.queries[heads] = last.reshape(self._num_kv_heads, -1, *last.shape[1:])
+        self.queries[heads] = last.reshape(self.queries[heads].shape)
         self.scaling = scaling
         return attend(query, key, value, scaling, visible=None)
 

@@ -24,6 +24,7 @@ def _make(config, num_heads=3, head_dim=6, seed=0):
     with torch.no_grad():  # gains and shifts begin at 1 and 0, which would hide them
         for parameter in agents.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        agents.fit_inputs(*(torch.randn(2, num_heads, 50, head_dim, generator=generator) * 3 + 1))
     return agents
 
 
@@ -57,6 +58,9 @@ def test_an_agent_is_the_papers_network(config):
     weights = {name: tensor[1] for name, tensor in agents.state_dict().items()}
     keys, values, positions = _draw()
 
+    def standardised(inputs, name):
+        return (inputs[1] - weights[f"{name}_mean"]) * weights[f"{name}_scale"]
+
     def block(inputs, name):
         linear = nn.functional.linear(inputs, weights[f"{name}_weight"].T, weights[f"{name}_bias"][0])
         return nn.functional.layer_norm(
@@ -68,11 +72,34 @@ def test_an_agent_is_the_papers_network(config):
     else:
         features = continuous_position_features(positions, 8)[0]
     position = nn.functional.layer_norm(features, (8,), weights["position_gain"][0], weights["position_shift"][0])
-    hidden = torch.cat([block(keys[1], "key"), block(values[1], "value"), position], dim=-1)
+    hidden = torch.cat(
+        [block(standardised(keys, "key"), "key"), block(standardised(values, "value"), "value"), position], dim=-1
+    )
     hidden = nn.functional.silu(block(hidden, "hidden1"))
     hidden = nn.functional.silu(block(hidden, "hidden2"))
     expected = (hidden @ weights["score_weight"])[:, 0]
     torch.testing.assert_close(agents(keys, values, positions)[1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_inputs_are_standardised_channel_by_channel_and_head_by_head():
+    agents = _make(CONFIGS[0])
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, 3, 500, 6, generator=generator)
+    agents.fit_inputs(keys, values)
+    small = agents(keys[:, :20], values[:, :20], torch.arange(20))
+    scale = torch.tensor([1, 50, 0.1, 3, 1, 20.0]) * torch.tensor([1, 2, 5.0])[:, None, None]
+    shift = torch.tensor([0, 100, -7, 0, 1, 9.0])
+    agents.fit_inputs(keys * scale + shift, values)
+    large = agents((keys * scale + shift)[:, :20], values[:, :20], torch.arange(20))
+    torch.testing.assert_close(large, small, atol=1e-3, rtol=1e-3)
+
+
+def test_a_channel_that_never_changes_stays_finite():
+    agents = _make(CONFIGS[0])
+    keys, values, positions = _draw()
+    keys[..., 2] = 5.0
+    agents.fit_inputs(keys, values)
+    assert agents(keys, values, positions).isfinite().all()
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
