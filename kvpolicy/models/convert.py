@@ -63,10 +63,17 @@ def check_recorded_digests(folder: Path) -> None:
     record = folder / RECORD
     if not record.exists():
         return
-    for name, expected in json.loads(record.read_text()).items():
-        path = folder / name
-        if not path.exists() or digest_file(path) != expected:
-            raise InputError(
-                f"model file {path} does not match its recorded SHA-256 (damaged or changed): "
-                f"delete the folder {folder} and run again to make it anew"
-            )
+    try:
+        digests = dict(json.loads(record.read_text()))
+        damaged = [folder / name for name, expected in digests.items() if not _has_digest(folder / name, expected)]
+    except (ValueError, TypeError):
+        digests, damaged = {}, [record]
+    if damaged or not digests:
+        raise InputError(
+            f"model file {(damaged or [record])[0]} does not match its recorded SHA-256 (damaged or changed): "
+            f"delete the folder {folder} and run again to make it anew"
+        )
+
+
+def _has_digest(path: Path, expected: str) -> bool:
+    return path.is_file() and digest_file(path) == expected

@@ -88,8 +88,12 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         spec = read_spec(config)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        network = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME
+        network, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            dtype=DTYPES[dtype],
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
         )
     except InputError as error:
         raise InputError(f"model {folder}: {error}") from error
@@ -99,6 +103,11 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
             f"model {folder} cannot be loaded: {reason}; it must be a decoder whose attention goes through "
             "transformers' attention interface, saved with its tokenizer"
         ) from error
+    if loading["missing_keys"]:  # transformers draws them at random
+        raise InputError(
+            f"model {folder}: {len(loading['missing_keys'])} weights are not in its files, such as "
+            f"{min(loading['missing_keys'])}: the folder is not complete; fetch it again"
+        )
     network.eval().requires_grad_(False).to(device)
     return LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
 

@@ -54,7 +54,7 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
         return _reference(embedded_model_folder(cache), name=NAME, source=source, revision=WHEEL)
     if path.suffix == ".gguf":
         return _from_gguf(path, cache)
-    if path.is_dir():
+    if source and path.is_dir():
         return _reference(path.resolve(), name=path.resolve().name, source=str(path.resolve()), revision="")
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _from_hub(source, cache)
@@ -92,9 +92,9 @@ def _from_hub(source: str, cache: Path) -> ModelReference:
 
 
 def _reference(folder: Path, *, name: str, source: str, revision: str) -> ModelReference:
+    check_recorded_digests(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"model folder {folder} has no config.json: it must be in Hugging Face's format")
-    check_recorded_digests(folder)
     files = [
         path
         for path in sorted(folder.iterdir())
