@@ -61,6 +61,11 @@ class BatchedAgents(nn.Module):
     Weights are float32; products run in the dtype of the keys, normalisation and the score in float32.
     """
 
+    key_mean: Tensor
+    key_scale: Tensor
+    value_mean: Tensor
+    value_scale: Tensor
+
     def __init__(self, config: AgentConfig, *, num_heads: int, head_dim: int, generator: torch.Generator) -> None:
         super().__init__()
         self.config, self.num_heads, self.head_dim = config, num_heads, head_dim
