@@ -91,6 +91,11 @@ class CompactedCache:
         """Forget the newest entries, so that `num_tokens` slots remain."""
         self.num_past_tokens = num_tokens
 
+    def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
+        """Forget all other rows."""
+        rows = rows.to(self._valid.device)
+        self._keys, self._values, self._valid = self._keys[:, rows], self._values[:, rows], self._valid[rows]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Append the layer's new entries and attend to everything that each token may see."""
         end = self.num_past_tokens + key.shape[2]

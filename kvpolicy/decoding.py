@@ -36,18 +36,26 @@ def decode_greedily(
         New tokens of each row, without the end-of-sequence token and what follows it.
     """
     ends = torch.tensor(sorted(_end_tokens(model)), device=first_tokens.device)
-    tokens = first_tokens[:, None]
-    done = torch.isin(first_tokens, ends)
-    while tokens.shape[1] < max_new_tokens and not bool(done.all()):
-        position = first_position + tokens.shape[1] - 1
-        positions = torch.full((tokens.shape[0], 1), position)
-        following = cache.run(model, tokens[:, -1:], positions, num_logits=1)[:, -1].argmax(dim=-1)
-        tokens = torch.cat([tokens, following[:, None].to(tokens.device)], dim=1)
-        done |= torch.isin(tokens[:, -1], ends)
-        if tokens.shape[1] % _TOKENS_BETWEEN_LOOKS == 0:
-            settled = [is_settled(_until_end(row, ends)) for row in tokens]
-            done |= torch.tensor(settled, device=done.device)
-    return [_until_end(row, ends) for row in tokens]
+    answers = first_tokens[:, None]
+    active = (~torch.isin(first_tokens, ends)).nonzero().flatten()
+    cache.keep_rows(active)
+    for length in range(1, max_new_tokens):
+        if not len(active):
+            break
+        positions = torch.full((len(active), 1), first_position + length - 1)
+        following = cache.run(model, answers[active, -1:], positions, num_logits=1)[:, -1].argmax(dim=-1)
+        column = torch.full_like(first_tokens, int(ends[0]))  # rows that are done only get padding
+        column[active] = following.to(column.device)
+        answers = torch.cat([answers, column[:, None]], dim=1)
+        if length % _TOKENS_BETWEEN_LOOKS == 0:
+            going = ~torch.isin(answers[active], ends).any(dim=1)
+            going &= torch.tensor(
+                [not is_settled(_until_end(row, ends)) for row in answers[active]], device=going.device
+            )
+            if 2 * int(going.sum()) <= len(active):  # moving the caches of the rest is cheaper than running all
+                cache.keep_rows(going.nonzero().flatten())
+                active = active[going]
+    return [_until_end(row, ends) for row in answers]
 
 
 def _end_tokens(model: LanguageModel) -> set[int]:

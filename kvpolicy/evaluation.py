@@ -42,6 +42,7 @@ class EvaluateConfig:
         settings: `query_agnostic`, `query_aware` or both.
         num_samples: Samples of each task, of the test split.
         num_generated: How many of these are also answered, for `string_match`.
+        max_answer_tokens: Tokens at which an answer is cut, where the task allows more; None leaves it to the task.
         num_random_seeds: Seeds of the random method.
         num_resamples: Bootstrap resamples.
         confidence: Of the intervals.
@@ -53,6 +54,7 @@ class EvaluateConfig:
     settings: tuple[str, ...] = SETTINGS
     num_samples: int = 5
     num_generated: int = 2
+    max_answer_tokens: int | None = None
     num_random_seeds: int = 1
     num_resamples: int = 2000
     confidence: float = 0.95
@@ -97,6 +99,8 @@ class EvaluateConfig:
         ]
         if self.num_generated > self.num_samples:
             problems.append(f"num_generated is {self.num_generated}, expected at most num_samples ({self.num_samples})")
+        if self.max_answer_tokens is not None and self.max_answer_tokens < 1:
+            problems.append(f"max_answer_tokens is {self.max_answer_tokens}, expected at least 1")
         if not 0 < self.confidence < 1:
             problems.append(f"confidence is {self.confidence}, expected between 0 and 1")
         if problems:
@@ -176,6 +180,7 @@ def evaluate_example(
     settings: Sequence[str] = SETTINGS,
     sample_seed: int = 0,
     generate: bool = True,
+    max_answer_tokens: int | None = None,
 ) -> ExampleResult:
     """Measure all contenders at all budgets on one example.
 
@@ -187,11 +192,14 @@ def evaluate_example(
         settings: `query_agnostic`, `query_aware` or both.
         sample_seed: Seed of this example, which the random method mixes with its own.
         generate: Whether to generate greedy answers for `string_match`, which takes most of the time.
+        max_answer_tokens: Tokens at which an answer is cut, where its task allows more.
 
     Raises:
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
     """
     whole, cuts = _prefill_once(model, example, contenders, settings)
+    allowed = example.sample.max_new_tokens
+    answer_tokens = min(allowed, max_answer_tokens or allowed) if generate else 0
     scores: list[Score] = []
     head_costs: list[HeadCosts] = []
     for cut in cuts:
@@ -207,7 +215,7 @@ def evaluate_example(
                 everything = torch.arange(cut.num_context).expand(whole.keys.shape[0], -1)
                 rows.append(_Row(contender=contender, budgets=tuple(budgets), kept=everything))
         for batch in _batches(rows, num_new=cut.num_future, vocabulary=whole.logits.shape[-1]):
-            scores += _measure(model, example, whole, cut, batch, generate=generate)
+            scores += _measure(model, example, whole, cut, batch, answer_tokens=answer_tokens)
     return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs))
 
 
@@ -261,7 +269,7 @@ def _batches(rows: Sequence[_Row], *, num_new: int, vocabulary: int) -> Iterator
 
 
 def _measure(
-    model: LanguageModel, example: EncodedSample, whole: Prefill, cut: Cut, rows: Sequence[_Row], *, generate: bool
+    model: LanguageModel, example: EncodedSample, whole: Prefill, cut: Cut, rows: Sequence[_Row], *, answer_tokens: int
 ) -> list[Score]:
     """Fidelity of a batch of rows under the reference continuation, and their own greedy answers."""
     sample = example.sample
@@ -271,7 +279,7 @@ def _measure(
         whole.values[:, :n],
         [row.kept for row in rows],
         num_kv_heads=whole.num_kv_heads,
-        num_new_tokens=num_question + max(num_answer, sample.max_new_tokens),
+        num_new_tokens=num_question + max(num_answer, answer_tokens),
     )
     num_kept = cache.num_past_tokens
     # The last answer token predicts nothing that the reference knows.
@@ -282,7 +290,7 @@ def _measure(
     divergence = kl_divergence(full_logits, logits)
     of_answer = divergence[:, max(0, num_question - 1) :]
     figures = {"kl": divergence.mean(dim=1).tolist(), "kl_answer": of_answer.mean(dim=1).tolist()}
-    if generate:
+    if answer_tokens:
         cache.crop(num_kept + num_question)
         before_answer = (
             logits[:, num_question - 1] if num_question else whole.logits[-num_answer - 1].expand(len(rows), -1)
@@ -292,7 +300,7 @@ def _measure(
             cache,
             before_answer.argmax(dim=-1),
             first_position=n + num_question,
-            max_new_tokens=sample.max_new_tokens,
+            max_new_tokens=answer_tokens,
             is_settled=lambda tokens: score_answer(sample, model.tokenizer.decode(tokens)) == 1.0,
         )
         figures["string_match"] = [score_answer(sample, model.tokenizer.decode(answer)) for answer in answers]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, evaluate_example
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.policy_set import load_policy
@@ -15,7 +16,7 @@ from kvpolicy.protocol import cut_sample
 from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import write_rows
+from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.progress import progress
 from tasks.prompts import read_encoded, sample_row
@@ -54,6 +55,7 @@ def evaluate_shard(
         "settings": list(config.settings),
         "num_random_seeds": config.num_random_seeds,
         "num_generated": config.num_generated,
+        "max_answer_tokens": config.max_answer_tokens,
     }
     stage = Stage(
         name="evaluate-shard",
@@ -87,6 +89,7 @@ def evaluate_shard(
                     settings=config.settings,
                     sample_seed=seed + index * 1000,
                     generate=answered[task] <= config.num_generated,
+                    max_answer_tokens=config.max_answer_tokens,
                 )
                 scores += [_score_row(example.sample.sample_id, task, score) for score in result.scores]
                 costs += _cost_rows(example.sample.sample_id, result)
@@ -107,6 +110,16 @@ def evaluate_shard(
         artifact_id=artifact_id, scores_path=f"{stem}-scores.parquet", costs_path=f"{stem}-costs.parquet"
     )
     return reference, outcome
+
+
+def read_scores(shards: Sequence[ShardRef]) -> list[ExampleScore]:
+    """Scores of all examples of some shards."""
+    return [ExampleScore(**row) for shard in shards for row in read_rows(Path(shard.scores_path))]
+
+
+def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
+    """What rankings cost each head: a row for every example, setting and contender."""
+    return [row for shard in shards for row in read_rows(Path(shard.costs_path))]
 
 
 def _contenders(config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str) -> list[Contender]:

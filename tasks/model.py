@@ -19,8 +19,7 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         InputError: If there is no such model, or it is not supported.
     """
     found = resolve_model(source)
-    reference = ModelRef(artifact_id="", digest=found.digest, name=found.name, folder=str(found.folder), dtype=dtype)
-    model = load_model(reference)
+    model = _load(str(found.folder), dtype)
     catalog = Catalog(home)
     artifact = Artifact(
         kind="model",
@@ -50,7 +49,12 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         ],
     )
     return ModelRef(
-        artifact_id=artifact_id, digest=found.digest, name=found.name, folder=str(found.folder), dtype=dtype
+        artifact_id=artifact_id,
+        digest=found.digest,
+        name=found.name,
+        folder=str(found.folder),
+        dtype=dtype,
+        num_heads=spec.num_heads,
     )
 
 

@@ -3,19 +3,18 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvpolicy.benchmarks.registry import tasks_of
-from kvpolicy.curves import MEAN_TASK, CurvePoint, ExampleScore, budget_curves, compare_with_heuristics
+from kvpolicy.curves import MEAN_TASK, CurvePoint, budget_curves, compare_with_heuristics
 from kvpolicy.evaluation import EvaluateConfig
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import read_rows
 from storage.tracking import CurveRun, DatasetRef, Tracking
+from tasks.evaluate import read_costs, read_scores
 from tasks.references import EvaluationRef, ModelRef, PolicyRef, PromptsRef, ShardRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
@@ -90,7 +89,7 @@ def publish_curves(
     )
 
     def body(run: RunRecorder) -> None:
-        scores = [ExampleScore(**row) for shard in shards for row in read_rows(Path(shard.scores_path))]
+        scores = read_scores(shards)
         statistics = {"seed": stage.seed or 0, "num_resamples": config.num_resamples, "confidence": config.confidence}
         points = budget_curves(scores, **statistics)  # type: ignore[arg-type]
         comparisons = compare_with_heuristics(scores, **statistics)  # type: ignore[arg-type]
@@ -239,9 +238,8 @@ def _metrics(point: CurvePoint) -> list[tuple[str, int, float]]:
 def _head_costs(evaluation: _Evaluation, shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     """Mean cost of each head over all examples, for every contender and setting."""
     costs: dict[CurveName, list[list[float]]] = defaultdict(list)
-    for shard in shards:
-        for row in read_rows(Path(shard.costs_path)):
-            costs[row["setting"], row["method"], row["seed"]].append(row["costs"])
+    for row in read_costs(shards):
+        costs[row["setting"], row["method"], row["seed"]].append(row["costs"])
     num_kv_heads = int(
         Catalog(evaluation.home).rows("models", f"model_id = '{evaluation.model.artifact_id}'")[0]["num_kv_heads"]
     )

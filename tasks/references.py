@@ -13,6 +13,7 @@ class ModelRef:
         name: For people.
         folder: Where it lies.
         dtype: In which it runs.
+        num_heads: KV heads of all its layers.
     """
 
     artifact_id: str
@@ -20,6 +21,7 @@ class ModelRef:
     name: str
     folder: str
     dtype: str
+    num_heads: int
 
 
 @dataclass(frozen=True, kw_only=True)

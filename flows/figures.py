@@ -1,0 +1,28 @@
+"""Drawing an evaluation's curves into the home and into its MLflow run."""
+
+from pathlib import Path
+
+from dashboards.curves import write_figures
+from storage.catalog import Catalog
+from storage.home import Home
+from storage.tracking import Tracking
+from tasks.references import EvaluationRef
+
+
+def figure_folder(home: Home, evaluation_id: str) -> Path:
+    """Where an evaluation's figures lie."""
+    return home.figures / evaluation_id
+
+
+def draw_figures(home: Home, evaluation: EvaluationRef) -> list[Path]:
+    """Draw the budget curves as a picture and as a page, unless they are there."""
+    folder = figure_folder(home, evaluation.artifact_id)
+    drawn = sorted(folder.glob("budget_curves.*"))
+    if len(drawn) == 2:
+        return drawn
+    catalog = Catalog(home)
+    curves = catalog.rows("curves", f"evaluation_id = '{evaluation.artifact_id}'")
+    figures = write_figures(curves, folder, catalog.artifact(evaluation.artifact_id).name)
+    for figure in figures:
+        Tracking(home).log_artifact(evaluation.mlflow_run_id, figure, "figures")
+    return list(figures)

@@ -1,0 +1,59 @@
+"""What a person or a schedule may choose on top of a preset."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvpolicy.pipeline import PipelineConfig, load_preset
+
+Preset = Literal["smoke", "demo", "paper"]
+Estimator = Literal["exact", "rloo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Choices on top of a preset; None keeps the preset's.
+
+    Attributes:
+        tasks: Tasks of the benchmark.
+        methods: Methods that take part.
+        budgets: Entries kept per KV head, in tokens.
+        estimator: `exact` or `rloo`.
+        essays: Text files for the tasks that need prose.
+        squad: SQuAD v2.0 file, for `qa_1`.
+        hotpotqa: HotpotQA dev distractor file, for `qa_2`.
+    """
+
+    tasks: list[str] | None = None
+    methods: list[str] | None = None
+    budgets: list[int] | None = None
+    estimator: str | None = None
+    essays: list[str] | None = None
+    squad: str | None = None
+    hotpotqa: str | None = None
+
+    def configure(self, preset: str) -> PipelineConfig:
+        """The preset with the choices made.
+
+        Raises:
+            InputError: If the preset is unknown or a choice is wrong.
+        """
+        changes: dict[str, dict[str, Any]] = {
+            "prompts": {
+                "tasks": self.tasks and tuple(self.tasks),
+                "essays": self.essays and tuple(_absolute(path) for path in self.essays),
+                "squad": self.squad and _absolute(self.squad),
+                "hotpotqa": self.hotpotqa and _absolute(self.hotpotqa),
+            },
+            "evaluate": {
+                "methods": self.methods and tuple(self.methods),
+                "budgets": self.budgets and tuple(sorted(self.budgets)),
+            },
+            "train": {"estimator": self.estimator},
+        }
+        given = {section: {key: value for key, value in part.items() if value} for section, part in changes.items()}
+        return load_preset(preset).with_changes(given)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

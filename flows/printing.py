@@ -1,0 +1,47 @@
+"""Printing rows for people and for programs."""
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH_OF_PIPES = 240
+
+
+def print_rows(rows: Any, output: str) -> None:
+    """Print an Arrow table as `table`, `json` (a list of objects) or `csv`."""
+    if output == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(rows.column_names)
+        writer.writerows(record.values() for record in rows.to_pylist())
+    else:
+        print_records(rows.to_pylist(), as_json=output == "json", columns=rows.column_names)
+
+
+def print_records(records: Sequence[Mapping[str, Any]], *, as_json: bool, columns: Sequence[str] | None = None) -> None:
+    """Print records as one JSON list or as a table."""
+    if as_json:
+        sys.stdout.write(json.dumps([dict(record) for record in records], default=str) + "\n")
+        return
+    names = list(columns if columns is not None else records[0] if records else [])
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for record in records:
+        table.add_row(*(_text(record[name]) for name in names))
+    console().print(table)
+
+
+def console() -> Console:
+    """A console on standard output that does not fold what goes into a pipe."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_PIPES, highlight=False)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

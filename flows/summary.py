@@ -1,0 +1,82 @@
+"""What a pipeline run ends with: one document for programs, and tables for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dashboards.table import curve_table, stage_table
+from flows.figures import figure_folder
+from flows.pipeline import StageReport
+from flows.printing import console
+from storage.catalog import Catalog
+from storage.home import Home
+
+_CURVE_COLUMNS = (
+    "method",
+    "benchmark",
+    "task",
+    "setting",
+    "metric",
+    "budget",
+    "value",
+    "ci_low",
+    "ci_high",
+    "n",
+    "seed",
+    "mlflow_run_id",
+)
+
+
+def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
+    """The document of `kvp run --json` (docs/json.md): everything that another program needs to go on."""
+    catalog = Catalog(home)
+    model = catalog.artifact(stages["prepare"].artifact_id)
+    policy = catalog.artifact(stages["train"].artifact_id)
+    evaluation = catalog.artifact(stages["evaluate"].artifact_id)
+    heads = catalog.rows("heads", f"policy_set_id = '{policy.artifact_id}'", ["head", "head_name", "heldout_cost"])
+    costs = {row["head_name"]: row["heldout_cost"] for row in sorted(heads, key=lambda row: row["head"])}
+    curves = catalog.rows("curves", f"evaluation_id = '{evaluation.artifact_id}'", list(_CURVE_COLUMNS))
+    return {
+        "home": str(home.path),
+        "mlflow_tracking_uri": home.mlflow_tracking_uri,
+        "model": {"id": model.artifact_id, "digest": model.digest, "name": model.name},
+        "policy_set": {"id": policy.artifact_id, "path": policy.uri},
+        "trace_snapshot": {"id": stages["collect"].artifact_id},
+        "evaluation": {"id": evaluation.artifact_id},
+        "stages": {
+            name: {"seconds": round(report.seconds, 3), "skipped": report.skipped} for name, report in stages.items()
+        },
+        "heldout_cost": {"mean": sum(costs.values()) / len(costs), "by_head": costs},
+        "comparisons": evaluation.metadata["comparisons"],
+        "figures": [str(path) for path in sorted(figure_folder(home, evaluation.artifact_id).iterdir())],
+        "curves": curves,
+    }
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Tables of methods and budgets with intervals, the time of each stage, and where everything lies."""
+    out = console()
+    curves = summary["curves"]
+    for setting in dict.fromkeys(row["setting"] for row in curves):
+        for metric in ("kl", "string_match"):
+            own = [row for row in curves if (row["setting"], row["metric"]) == (setting, metric)]
+            if own:
+                better = _beats_all(summary["comparisons"], setting, metric)
+                out.print(curve_table(own, metric=metric, setting=setting, better=better))
+    out.print(stage_table(summary["stages"]))
+    if all(stage["skipped"] for name, stage in summary["stages"].items() if name != "prepare"):
+        out.print("Nothing had changed: no stage was run again.")
+    out.print(f"held-out eviction cost  {summary['heldout_cost']['mean']:.3f}, mean over heads; 1 is optimal")
+    out.print(f"policy set              {summary['policy_set']['path']}")
+    for figure in summary["figures"]:
+        out.print(f"curves                  {figure}")
+    out.print(f"MLflow                  mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}")
+    out.print(f'catalog                 kvp sql --home {summary["home"]} "SELECT * FROM curves LIMIT 5"')
+
+
+def _beats_all(comparisons: list[dict[str, Any]], setting: str, metric: str) -> dict[int, bool]:
+    """Budget to whether the learned policy is better than every heuristic there."""
+    own = [entry for entry in comparisons if (entry["setting"], entry["metric"]) == (setting, metric)]
+    return {
+        budget: all(entry["is_better"] for entry in own if entry["budget"] == budget)
+        for budget in {entry["budget"] for entry in own}
+    }
