@@ -10,10 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from flows.process import configure_libraries, home_path, point_prefect_at
@@ -141,7 +139,7 @@ def lineage(
     from storage.graph import render_tree
 
     if up and down:
-        raise click.UsageError("choose one of --up and --down")
+        raise typer.BadParameter("choose one of --up and --down")
     graph = Catalog(Home.open(home_path(home), create=False)).lineage(any_id, "down" if down else "up")
     print(json.dumps(graph.to_json(), default=str) if as_json else "\n".join(render_tree(graph)))
 
@@ -207,7 +205,7 @@ def _choices(
 
     numbers = listed(budgets)
     if numbers is not None and not all(number.isdigit() for number in numbers):
-        raise click.UsageError(f"--budgets is {budgets!r}, expected whole numbers of tokens such as 64,128,256")
+        raise typer.BadParameter(f"--budgets is {budgets!r}, expected whole numbers of tokens such as 64,128,256")
     return {
         "tasks": listed(tasks),
         "methods": listed(methods),
@@ -257,12 +255,15 @@ def main() -> None:
         code = app(standalone_mode=False)
     except (InputError, StorageError) as error:
         _fail(str(error))
-    except click.ClickException as error:
-        _fail(error.format_message(), code=error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; run the same command again to go on", code=130)
     except BrokenPipeError:
         os._exit(0)  # the reader of our output has gone; there is nobody to tell
+    except Exception as error:
+        # typer carries a private copy of click, so its usage errors can only be told by what they offer.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(f"{error.format_message().rstrip('.')}; see `kvp --help`", code=2)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -15,7 +15,7 @@ _WIDTH_OF_PIPES = 240
 def print_rows(rows: Any, output: str) -> None:
     """Print an Arrow table as `table`, `json` (a list of objects) or `csv`."""
     if output == "csv":
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(rows.column_names)
         writer.writerows(record.values() for record in rows.to_pylist())
     else:

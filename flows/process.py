@@ -63,6 +63,7 @@ def prepare_process() -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
+        logger.propagate = False  # Prefect's root handler would say every line twice
     _keep_freed_memory()
 
 
