@@ -1,7 +1,7 @@
 """The flows: collect, train and evaluate, and `retrain`, which chains them. Wiring only.
 
-Each flow may run alone: what it needs from earlier stages is found again in the catalog by stage key. References travel,
-tensors do not.
+Each flow may run alone: what it needs from earlier stages is found again in the catalog by stage key. References
+travel, tensors do not.
 """
 
 import time

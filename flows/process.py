@@ -1,9 +1,8 @@
-"""Preparing the process that runs a pipeline: where Prefect keeps its state, quiet libraries, and memory that is kept.
+"""Preparing the process that runs a pipeline: where Prefect keeps its state, and quiet libraries.
 
 Called by entry points and by flows when they start, never at import.
 """
 
-import ctypes
 import logging
 import os
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 
 DEFAULT_HOME = ".kvp"
 _EMBEDDED_SERVER_TIMEOUT_S = "120"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_KEPT_BYTES = 1 << 30
 
 
 def home_path(home: str | None) -> Path:
@@ -22,6 +19,8 @@ def home_path(home: str | None) -> Path:
 
 def point_prefect_at(home: Path) -> None:
     """Keep Prefect's state under the home, unless a server is configured. Call it before Prefect is imported."""
+    # A server still gets the logs, with tracebacks; on a terminal an error is one line.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     if "PREFECT_API_URL" in os.environ:
         return
     os.environ["PREFECT_HOME"] = str(home / "prefect")
@@ -38,7 +37,7 @@ def point_prefect_at(home: Path) -> None:
 
 
 def configure_libraries() -> None:
-    """Set what libraries read from the environment when they load; call it before torch and transformers are imported."""
+    """Set what libraries read from the environment when they load; call it before torch is imported."""
     defaults = {
         # OpenMP's waiting threads spin otherwise: on busy cores that makes small products ten times slower.
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -51,7 +50,7 @@ def configure_libraries() -> None:
 
 
 def prepare_process() -> None:
-    """Show our progress and not that of libraries, and keep freed memory for the next step."""
+    """Show our progress on standard error, and not that of libraries."""
     configure_libraries()
     from transformers.utils import logging as transformers_logging
 
@@ -64,14 +63,3 @@ def prepare_process() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.propagate = False  # Prefect's root handler would say every line twice
-    _keep_freed_memory()
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse large blocks instead of returning them: a training step is twice as fast without page faults."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
-        return
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

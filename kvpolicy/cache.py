@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.session import attend, attention_session
+from kvpolicy.attention.session import attend_masked, attention_session
 from kvpolicy.models.language_model import LanguageModel
 
 
@@ -54,7 +54,7 @@ class CompactedCache:
             self._values[:, row, :, slots] = values.gather(1, gathered).view(by_layer)
         self._valid = torch.arange(shape[3]) >= (self.num_past_tokens - budgets)[:, None]
         self._valid = self._valid.to(keys.device)
-        self._visible: Tensor | None = None
+        self._mask: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -78,12 +78,15 @@ class CompactedCache:
         end = self.num_past_tokens + num_new
         slots = torch.arange(end, device=self._valid.device)
         own = self.num_past_tokens + torch.arange(num_new, device=self._valid.device)
-        self._visible = (self._valid[:, None, None, :end]) & (slots <= own[:, None])
+        visible = self._valid[:, None, None, :end] & (slots <= own[:, None])
+        # One additive mask for all layers: from a Boolean one SDPA would make it anew in each.
+        self._mask = torch.zeros(visible.shape, dtype=self._keys.dtype, device=visible.device)
+        self._mask = self._mask.masked_fill_(~visible, -torch.inf).repeat(1, 1, model.spec.group_size, 1)
         try:
             with attention_session(self):
                 logits = model.logits(token_ids, positions, num_logits)
         finally:
-            self._visible = None
+            self._mask = None
         self.num_past_tokens = end
         return logits
 
@@ -98,9 +101,9 @@ class CompactedCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Append the layer's new entries and attend to everything that each token may see."""
+        assert self._mask is not None, "attention outside of run"
         end = self.num_past_tokens + key.shape[2]
         self._keys[layer, :, :, self.num_past_tokens : end] = key
         self._values[layer, :, :, self.num_past_tokens : end] = value
-        return attend(
-            query, self._keys[layer, :, :, :end], self._values[layer, :, :, :end], scaling, visible=self._visible
-        )
+        past = (self._keys[layer, :, :, :end], self._values[layer, :, :, :end])
+        return attend_masked(query, *past, scaling, mask=self._mask)

@@ -15,6 +15,7 @@ from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
 from storage.traces import TraceStore
 from storage.tracking import DatasetRef, Tracking
+from tasks.memory import freed_memory_kept
 from tasks.progress import progress
 from tasks.references import ModelRef, PolicyRef, SnapshotRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
@@ -72,7 +73,7 @@ def train_heads(
         )
         heldout = [row for row in rows if row.split == HELDOUT_SPLIT]
         records: list[StepRecord] = []
-        with progress("train", config.num_steps, "steps") as advance:
+        with freed_memory_kept(), progress("train", config.num_steps, "steps") as advance:
 
             def on_step(record: StepRecord) -> None:
                 records.append(record)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.session import attend, attention_session
+from kvpolicy.attention.session import attend_causally, attention_session
 
 if TYPE_CHECKING:
     from kvpolicy.models.language_model import LanguageModel
@@ -76,7 +76,7 @@ class _Recording:
         last = query[0, :, query.shape[2] - self._num_queries :]
         self.queries[heads] = last.reshape(self.queries[heads].shape)
         self.scaling = scaling
-        return attend(query, key, value, scaling, visible=None)
+        return attend_causally(query, key, value, scaling)
 
 
 def prefill(

@@ -100,12 +100,24 @@ def _refuse_unsupported(kwargs: dict[str, Any], num_tokens: int) -> None:
         )
 
 
-def attend(
+def attend_causally(
+    query: Float[Tensor, "row query_head token dim"],
+    key: Float[Tensor, "row kv_head token dim"],
+    value: Float[Tensor, "row kv_head token dim"],
+    scaling: float,
+) -> Float[Tensor, "row query_head token dim"]:
+    """Grouped-query attention of tokens to themselves and to the tokens before them."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+
+
+def attend_masked(
     query: Float[Tensor, "row query_head token dim"],
     key: Float[Tensor, "row kv_head past dim"],
     value: Float[Tensor, "row kv_head past dim"],
     scaling: float,
-    visible: Tensor | None,
+    mask: Float[Tensor, "row 1 token_of_group past"],
 ) -> Float[Tensor, "row query_head token dim"]:
     """Grouped-query attention without repeating keys: the group is folded into the queries.
 
@@ -114,18 +126,9 @@ def attend(
         key: Keys, past and present.
         value: Values of the same entries.
         scaling: Factor on the logits.
-        visible: Boolean (row, 1, token, past), true where a query may look; None for plain causal attention, in which
-            case queries and keys are the same tokens.
+        mask: Added to the logits: 0 or -inf for the tokens of each member of the group in turn.
     """
-    if visible is None:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
     rows, num_query_heads, num_tokens, dim = query.shape
-    num_kv_heads = key.shape[1]
-    group = num_query_heads // num_kv_heads
-    folded = query.reshape(rows, num_kv_heads, group * num_tokens, dim)
-    output = torch.nn.functional.scaled_dot_product_attention(
-        folded, key, value, attn_mask=visible.repeat(1, 1, group, 1), scale=scaling
-    )
+    folded = query.reshape(rows, key.shape[1], -1, dim)
+    output = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(rows, num_query_heads, num_tokens, dim)
