@@ -5,6 +5,7 @@ catalog has a completed run with that key, the body does not run and its result 
 Prefect's own result cache is off: the catalog is the one memory of what was done.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,12 @@ class StageOutcome:
     seconds: float
 
 
+@functools.cache
+def _loaded_code(module: str) -> str:
+    """Fingerprint of a module as this process loaded it: a file that changes while it runs changes nothing here."""
+    return code_fingerprint(module)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage about to run: everything that its result depends on.
@@ -74,7 +81,7 @@ class Stage:
     @property
     def code(self) -> str:
         """Fingerprint of the stage's code."""
-        return code_fingerprint(self.module)
+        return _loaded_code(self.module)
 
     @property
     def key(self) -> str:
