@@ -1,0 +1,40 @@
+# `make demo` and `make test` are all that a fresh clone needs; everything lives in .venv and .kvp.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: setup demo smoke test test-slow lint types contract
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is not Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+		{ echo "make: $(PYTHON) cannot make .venv: install its venv module, such as python3-venv" >&2; exit 1; }
+	@echo "make: installing into .venv, a few minutes the first time" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/kvp run --preset demo
+
+smoke: setup
+	@$(BIN)/kvp run --preset smoke
+
+test: setup
+	@$(BIN)/pytest
+
+test-slow: setup
+	@$(BIN)/pytest -m slow
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: setup
+	@$(BIN)/mypy
+
+contract: setup
+	@$(BIN)/lint-imports
