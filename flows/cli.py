@@ -7,7 +7,7 @@ libraries are imported by the commands that need them, after the process is prep
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
@@ -51,35 +51,15 @@ class Format(StrEnum):
     csv = "csv"
 
 
-@app.command()
-def run(
-    preset: PresetOption = "demo",
-    model: ModelOption = "embedded",
-    home: HomeOption = None,
-    seed: SeedOption = 0,
-    tasks: TasksOption = None,
-    methods: MethodsOption = None,
-    budgets: BudgetsOption = None,
-    estimator: EstimatorOption = None,
-    essays: EssaysOption = None,
-    squad: SquadOption = None,
-    hotpotqa: HotpotOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the whole pipeline: collect, train, evaluate."""
-    choices = _choices(tasks, methods, budgets, estimator, essays, squad, hotpotqa)
-    stages = _run_flow("retrain", preset=preset, model=model, home=home, seed=seed, choices=choices)
-    from flows.summary import print_summary, summarise
+def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Callable[[Home, Any, bool], None]) -> None:
+    """Add a command that runs a flow; all of them take the same options.
 
-    summary = summarise(Home.open(home_path(home)), stages)
-    if as_json:
-        print(json.dumps(summary, allow_nan=False))
-    else:
-        print_summary(summary)
-
-
-def _stage_command(name: str, help_text: str) -> None:
-    """Add the command that runs one stage; all three take the same options."""
+    Args:
+        name: Of the command.
+        help_text: Its help.
+        flow: Name of the flow in `flows.pipeline`.
+        report: Prints what the flow returned, given the home and whether JSON is wanted.
+    """
 
     def command(
         preset: PresetOption = "demo",
@@ -95,20 +75,58 @@ def _stage_command(name: str, help_text: str) -> None:
         hotpotqa: HotpotOption = None,
         as_json: JsonOption = False,
     ) -> None:
-        choices = _choices(tasks, methods, budgets, estimator, essays, squad, hotpotqa)
-        report = _run_flow(name, preset=preset, model=model, home=home, seed=seed, choices=choices)
-        if as_json:
-            print(json.dumps({"stage": name, **vars(report)}))
-        else:
-            what = "was there already" if report.skipped else "made"
-            print(f"{name}: {report.artifact_id} {what} ({report.seconds:.1f} s)")
+        configure_libraries()
+        from flows.options import Choices
+
+        choices = Choices(
+            tasks=_listed(tasks),
+            methods=_listed(methods),
+            budgets=_numbers(budgets),
+            estimator=estimator,
+            essays=essays or None,
+            squad=squad,
+            hotpotqa=hotpotqa,
+        )
+        choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
+        opened = Home.open(home_path(home))
+        point_prefect_at(opened.path)
+        with _standard_output_kept_clean():
+            from flows import pipeline
+
+            run_flow = getattr(pipeline, flow)
+            result = run_flow(preset=preset, model=model, home=str(opened.path), seed=seed, choices=choices)
+        report(opened, result, as_json)
 
     app.command(name=name, help=help_text)(command)
 
 
-_stage_command("collect", "Run a model over prompts and store the traces.")
-_stage_command("train", "Train one policy per KV head on collected traces.")
-_stage_command("evaluate", "Judge trained policies and every heuristic on held-out prompts.")
+def _report_run(home: Home, stages: Any, as_json: bool) -> None:
+    from flows.summary import print_summary, summarise
+
+    summary = summarise(home, stages)
+    if as_json:
+        print(json.dumps(summary, allow_nan=False))
+    else:
+        print_summary(summary)
+
+
+def _report_stage(home: Home, stage: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"home": str(home.path), **vars(stage)}))
+    else:
+        what = "was there already" if stage.skipped else "made"
+        print(f"{stage.artifact_id} {what} ({stage.seconds:.1f} s)")
+
+
+_add_pipeline_command("run", "Run the whole pipeline: collect, train, evaluate.", flow="retrain", report=_report_run)
+_add_pipeline_command("collect", "Run a model over prompts and store the traces.", flow="collect", report=_report_stage)
+_add_pipeline_command("train", "Train one policy per KV head on collected traces.", flow="train", report=_report_stage)
+_add_pipeline_command(
+    "evaluate",
+    "Judge trained policies and every heuristic on held-out prompts.",
+    flow="evaluate",
+    report=_report_stage,
+)
 
 
 @app.command()
@@ -191,46 +209,15 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
     print_records(records, as_json=as_json)
 
 
-def _choices(
-    tasks: str | None,
-    methods: str | None,
-    budgets: str | None,
-    estimator: str | None,
-    essays: list[str] | None,
-    squad: str | None,
-    hotpotqa: str | None,
-) -> dict[str, Any]:
-    def listed(text: str | None) -> list[str] | None:
-        return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-    numbers = listed(budgets)
-    if numbers is not None and not all(number.isdigit() for number in numbers):
-        raise typer.BadParameter(f"--budgets is {budgets!r}, expected whole numbers of tokens such as 64,128,256")
-    return {
-        "tasks": listed(tasks),
-        "methods": listed(methods),
-        "budgets": None if numbers is None else [int(number) for number in numbers],
-        "estimator": estimator,
-        "essays": essays or None,
-        "squad": squad,
-        "hotpotqa": hotpotqa,
-    }
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _run_flow(name: str, *, preset: str, model: str, home: str | None, seed: int, choices: dict[str, Any]) -> Any:
-    """Check everything that can be checked at once, then run a flow with standard output kept clean."""
-    configure_libraries()
-    from flows.options import Choices
-
-    made = Choices(**choices)
-    made.configure(preset)
-    opened = Home.open(home_path(home))
-    point_prefect_at(opened.path)
-    with _standard_output_kept_clean():
-        from flows import pipeline
-
-        flow = getattr(pipeline, name)
-        return flow(preset=preset, model=model, home=str(opened.path), seed=seed, choices=made)
+def _numbers(text: str | None) -> list[int] | None:
+    parts = _listed(text)
+    if parts is not None and not all(part.isdigit() for part in parts):
+        raise typer.BadParameter(f"--budgets is {text!r}, expected whole numbers of tokens such as 64,128,256")
+    return None if parts is None else [int(part) for part in parts]
 
 
 @contextmanager
