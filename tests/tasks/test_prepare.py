@@ -1,0 +1,70 @@
+"""Registering models and writing prompts."""
+
+import pytest
+
+from kvpolicy.errors import InputError
+from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.prompts import count_prompt_tokens
+from storage.catalog import Catalog
+from tasks.evaluate import check_budgets
+from tasks.model import load_model, register_model
+from tasks.prompts import read_encoded, read_samples, sample_row
+
+
+def test_a_model_is_registered_once(home, model, model_folder):
+    assert register_model.fn(home, str(model_folder), "float32") == model
+    (row,) = Catalog(home).rows("models")
+    assert (row["model_id"], row["digest"], row["source"]) == (model.artifact_id, model.digest, str(model_folder))
+    assert (row["num_layers"], row["num_query_heads"], row["num_kv_heads"], row["head_dim"]) == (2, 4, 2, 16)
+    assert (row["architecture"], row["max_positions"], model.num_heads) == ("LlamaForCausalLM", 2048, 4)
+    assert Catalog(home).artifact(model.artifact_id).kind == "model"
+
+
+def test_a_process_loads_a_model_once(model):
+    assert load_model(model) is load_model(model)
+
+
+def test_a_model_that_is_not_there_leaves_nothing(home, model, tmp_path):
+    with pytest.raises(InputError, match="no folder, GGUF file or hub id"):
+        register_model.fn(home, str(tmp_path / "none"), "float32")
+    assert [row["model_id"] for row in Catalog(home).rows("models")] == [model.artifact_id]
+
+
+def test_prompts_are_written_once_and_read_as_they_were(home, prompts, model):
+    train = prompts("train", 2)
+    assert prompts("train", 2) == train
+    samples = read_samples(train)
+    assert [sample.task for sample in samples] == ["niah_single_1", "vt"] * 2
+    assert {sample.split for sample in samples} == {"train"}
+    assert len({sample.sample_id for sample in samples}) == train.num_samples == 4
+    tokenizer = load_model(model).tokenizer
+    for sample in samples:
+        assert count_prompt_tokens(sample, tokenizer) + sample.max_new_tokens <= 1200
+        assert isinstance(sample.references, tuple)
+    runs = Catalog(home).rows("runs", "stage = 'prompts' AND outcome = 'completed'")
+    assert len([row for row in runs if '"split":"train"' in row["parameters_json"].replace(" ", "")]) == 1
+
+
+def test_prompts_differ_by_split_and_seed(prompts):
+    written = [prompts("train"), prompts("test"), prompts("validation"), prompts("train", seed=1)]
+    contexts = [sample.context for part in written for sample in read_samples(part)]
+    assert len({part.artifact_id for part in written}) == 4
+    assert len(set(contexts)) == len(contexts)
+
+
+def test_a_row_says_how_a_setting_divides_a_sample(prompts, model):
+    part = prompts("test")
+    example = read_encoded(part, model)[0]
+    agnostic, aware = (sample_row(example, name, part, model) for name in ("query_agnostic", "query_aware"))
+    assert agnostic["context_tokens"] == len(example.context_ids)
+    assert aware["context_tokens"] == len(example.context_ids) + len(example.question_ids)
+    assert agnostic["answer_tokens"] == aware["answer_tokens"] == len(example.answer_ids)
+    assert agnostic["prompt_digest"] == example.sample.digest()
+
+
+def test_budgets_above_a_context_are_refused(prompts, model):
+    part = prompts("test")
+    shortest = min(len(example.context_ids) for example in read_encoded(part, model))
+    check_budgets.fn(model, part, EvaluateConfig(budgets=(20, shortest)))
+    with pytest.raises(InputError, match=f"budget {shortest + 1} is above the context of sample ruler/"):
+        check_budgets.fn(model, part, EvaluateConfig(budgets=(20, shortest + 1)))

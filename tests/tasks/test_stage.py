@@ -1,0 +1,101 @@
+"""The one way to write a task: keys, skipping, and what is recorded of success and failure."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.digests import digest_bytes
+from storage.errors import StorageError
+from storage.home import Home
+from tasks.stage import Stage, is_completed, run_stage, stage_task
+
+RESULT = Artifact(kind="prompts", digest=digest_bytes(b"result"), name="a result")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.open(tmp_path / "home")
+
+
+@pytest.fixture
+def stage(home: Home) -> Stage:
+    model = Catalog(home).register(Artifact(kind="model", digest=digest_bytes(b"model"), name="a model"))
+    return Stage(name="think", module="tasks.prompts", inputs={"model": model}, parameters={"depth": 2}, seed=1)
+
+
+def work(run: RunRecorder) -> None:
+    run.output("result", RESULT)
+    run.mlflow_run_id = "0" * 32
+
+
+def test_the_same_stage_runs_once(home, stage):
+    bodies = []
+
+    def body(run: RunRecorder) -> None:
+        bodies.append(run.run_id)
+        work(run)
+
+    assert not is_completed(home, stage)
+    first, second = run_stage(home, stage, body), run_stage(home, stage, body)
+    assert is_completed(home, stage)
+    assert bodies == [first.run_id] == [second.run_id]
+    assert (first.skipped, second.skipped) == (False, True)
+    assert first.outputs == second.outputs == {"result": RESULT.artifact_id}
+    assert first.mlflow_run_id == second.mlflow_run_id == "0" * 32
+
+
+def test_a_skip_is_a_row_that_names_the_run_it_stands_on(home, stage):
+    first = run_stage(home, stage, work)
+    run_stage(home, stage, work)
+    run_stage(home, stage, work, note_skip=False)
+    (skipped,) = Catalog(home).rows("runs", "outcome = 'skipped'")
+    assert skipped["reused_run_id"] == first.run_id
+    assert (skipped["stage"], skipped["stage_key"], skipped["seed"]) == ("think", stage.key, 1)
+
+
+def test_a_failure_is_a_row_with_its_reason_and_makes_nothing(home, stage):
+    def fail(run: RunRecorder) -> None:
+        work(run)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        run_stage(home, stage, fail)
+    (failed,) = Catalog(home).rows("runs")
+    assert (failed["outcome"], failed["reason"]) == ("failed", "OSError: the disk is full")
+    assert not is_completed(home, stage)
+    with pytest.raises(StorageError, match="no artifact"):
+        Catalog(home).artifact(RESULT.artifact_id)
+    assert not run_stage(home, stage, work).skipped
+
+
+def test_the_key_covers_everything_that_a_result_depends_on(stage):
+    changes = [
+        {"name": "dream"},
+        {"module": "tasks.model"},
+        {"inputs": {"model": "model-0000000000000000"}},
+        {"inputs": {"network": stage.inputs["model"]}},
+        {"parameters": {"depth": 3}},
+        {"seed": 2},
+        {"seed": None},
+    ]
+    keys = {stage.key, *(dataclasses.replace(stage, **change).key for change in changes)}
+    assert len(keys) == 1 + len(changes)
+    assert dataclasses.replace(stage, parts={"fragment": "trace_fragment-0000000000000000"}).key == stage.key
+
+
+def test_what_a_run_read_and_made_is_known(home, stage):
+    part = Catalog(home).register(Artifact(kind="trace_fragment", digest=digest_bytes(b"part"), name="a part"))
+    run = run_stage(home, dataclasses.replace(stage, parts={"part": part}), work)
+    edges = {(edge["role"], edge["name"]): edge["artifact_id"] for edge in Catalog(home).rows("edges")}
+    assert {("input", "model"), ("input", "part"), ("input", "code"), ("input", "environment")} < set(edges)
+    assert edges["output", "result"] == run.outputs["result"]
+    kinds = {node.kind for node in Catalog(home).lineage(RESULT.artifact_id, "up").nodes.values()}
+    assert {"model", "trace_fragment", "code", "environment"} <= kinds
+
+
+def test_tasks_keep_no_results_of_their_own():
+    made = stage_task("some-name", retries=1)(work)
+    assert (made.name, made.retries, made.persist_result) == ("some-name", 1, False)
+    assert made.fn is work

@@ -1,0 +1,71 @@
+"""Rules that no other tool checks: one way to write a task, and no stand-ins in tests."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]
+PACKAGES = ("kvpolicy", "storage", "tasks", "flows", "dashboards")
+STAND_INS = ("unittest.mock", "mock", "pytest_mock", "responses", "requests_mock", "respx", "vcr")
+
+
+def _trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    for folder in folders:
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            yield str(path.relative_to(CHECKOUT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Full names of everything imported: `import a.b` gives `a.b`, `from a import b` gives `a` and `a.b`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _prefect_tasks(tree: ast.Module) -> set[str]:
+    """Uses of Prefect's own `task`, however it is reached."""
+    named = {
+        name
+        for name in _imports(tree)
+        if name in ("prefect.task", "prefect.tasks") or name.startswith("prefect.tasks.")
+    }
+    reached = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in (("prefect", "task"), ("prefect", "tasks"))
+    }
+    return named | reached
+
+
+def test_only_the_project_s_decorator_makes_tasks():
+    users = {path for path, tree in _trees(*PACKAGES) if _prefect_tasks(tree)}
+    assert users == {"tasks/stage.py"}
+
+
+def test_tests_use_no_stand_ins():
+    for path, tree in _trees("tests"):
+        assert not {name for name in _imports(tree) if name in STAND_INS or name.startswith("unittest.mock.")}, path
+        parameters = {
+            argument.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            for argument in (*node.args.args, *node.args.kwonlyargs)
+        }
+        assert "mocker" not in parameters, path
+
+
+def test_the_guards_see_what_they_look_for():
+    for text in (
+        "from prefect import flow, task",
+        "import prefect\n@prefect.task\ndef f(): ...",
+        "from prefect.tasks import Task",
+    ):
+        assert _prefect_tasks(ast.parse(text)), text
+    assert not _prefect_tasks(ast.parse("from prefect import flow\nfrom prefect.runtime import task_run"))
+    assert "unittest.mock" in _imports(ast.parse("from unittest import mock"))
