@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.process import configure_libraries, home_path, point_prefect_at
+from flows.server import own_server
 from storage.errors import StorageError
 from storage.home import Home
 
@@ -32,7 +33,7 @@ HomeOption = Annotated[
 ]
 PresetOption = Annotated[str, typer.Option(help="smoke, demo or paper")]
 ModelOption = Annotated[str, typer.Option(help="embedded, a model folder, a GGUF file or a hub id", metavar="REF")]
-SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws")]
+SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws", min=0, max=2**63 - 1)]
 TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks of the benchmark")]
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]
 BudgetsOption = Annotated[str | None, typer.Option(help="Comma-separated budgets in tokens")]
@@ -90,10 +91,11 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
         opened = Home.open(home_path(home))
         point_prefect_at(opened.path)
-        with _standard_output_kept_clean():
+        with _standard_output_kept_clean(), own_server(opened.path) as wait_for_server:
             from flows import pipeline
 
             run_flow = getattr(pipeline, flow)
+            wait_for_server()
             result = run_flow(preset=preset, model=model, home=str(opened.path), seed=seed, choices=choices)
         report(opened, result, as_json)
 

@@ -40,19 +40,26 @@ class Choices:
         """
         changes: dict[str, dict[str, Any]] = {
             "prompts": {
-                "tasks": self.tasks and tuple(self.tasks),
-                "essays": self.essays and tuple(_absolute(path) for path in self.essays),
+                "tasks": _tuple(self.tasks),
+                "essays": _tuple(self.essays and [_absolute(path) for path in self.essays]),
                 "squad": self.squad and _absolute(self.squad),
                 "hotpotqa": self.hotpotqa and _absolute(self.hotpotqa),
             },
             "evaluate": {
-                "methods": self.methods and tuple(self.methods),
-                "budgets": self.budgets and tuple(sorted(self.budgets)),
+                "methods": _tuple(self.methods),
+                "budgets": _tuple(self.budgets and sorted(self.budgets)),
             },
             "train": {"estimator": self.estimator},
         }
-        given = {section: {key: value for key, value in part.items() if value} for section, part in changes.items()}
+        given = {
+            section: {key: value for key, value in part.items() if value is not None}
+            for section, part in changes.items()
+        }
         return load_preset(preset).with_changes(given)
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _absolute(path: str) -> str:

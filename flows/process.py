@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 DEFAULT_HOME = ".kvp"
-_EMBEDDED_SERVER_TIMEOUT_S = "120"
 
 
 def home_path(home: str | None) -> Path:
@@ -25,8 +24,6 @@ def point_prefect_at(home: Path) -> None:
         return
     os.environ["PREFECT_HOME"] = str(home / "prefect")
     defaults = {
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": _EMBEDDED_SERVER_TIMEOUT_S,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",

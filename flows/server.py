@@ -1,0 +1,102 @@
+"""The Prefect server of a command that was given none: a child process that lives no longer than the command.
+
+Prefect (3.9.1) would start one by itself, but leaves it behind when the command is killed. This one begins before heavy
+libraries are imported, so both start at once, and it ends when its standard input does, however the command ended.
+"""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage.errors import StorageError
+
+_STARTUP_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def own_server(home: Path) -> Iterator[Callable[[], None]]:
+    """Run a server with its state under the home, unless `PREFECT_API_URL` names one.
+
+    Call it before Prefect is imported.
+
+    Args:
+        home: Folder of the home.
+
+    Yields:
+        A function that waits until the server answers; call it before the first flow.
+    """
+    if "PREFECT_API_URL" in os.environ:
+        yield lambda: None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.server", str(listening.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,  # an interrupt from the keyboard is for the command alone
+        )
+    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    try:
+        yield lambda: _wait(port, process, home)
+    finally:
+        del os.environ["PREFECT_API_URL"]
+        _stop(process)
+
+
+def _wait(port: int, process: subprocess.Popen[bytes], home: Path) -> None:
+    deadline = time.monotonic() + _STARTUP_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_STARTUP_TIMEOUT_S)
+        try:
+            connection.request("GET", "/api/health")
+            if connection.getresponse().status == http.HTTPStatus.OK:
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.1)
+    raise StorageError(
+        f"Prefect's own server did not start on {home / 'prefect'}: look above for its reason, "
+        "move that folder away, or name a running server with PREFECT_API_URL"
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def main() -> None:
+    """Serve on an inherited socket until told to stop, or until the parent is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    config = uvicorn.Config(create_app(ephemeral=True, final=True), log_level="error", lifespan="on")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
