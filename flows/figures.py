@@ -15,14 +15,13 @@ def figure_folder(home: Home, evaluation_id: str) -> Path:
 
 
 def draw_figures(home: Home, evaluation: EvaluationRef) -> list[Path]:
-    """Draw the budget curves as a picture and as a page, unless they are there."""
+    """Draw the budget curves as a picture and as a page, and keep copies with the MLflow run, unless that was done."""
     folder = figure_folder(home, evaluation.artifact_id)
-    drawn = sorted(folder.glob("budget_curves.*"))
-    if len(drawn) == 2:
-        return drawn
-    catalog = Catalog(home)
-    curves = catalog.rows("curves", f"evaluation_id = '{evaluation.artifact_id}'")
-    figures = write_figures(curves, folder, catalog.artifact(evaluation.artifact_id).name)
-    for figure in figures:
-        Tracking(home).log_artifact(evaluation.mlflow_run_id, figure, "figures")
-    return list(figures)
+    logged = folder / ".logged"  # written last: whoever is killed before draws again
+    if not logged.exists():
+        catalog = Catalog(home)
+        curves = catalog.rows("curves", f"run_id = '{evaluation.run_id}'")
+        for figure in write_figures(curves, folder, catalog.artifact(evaluation.artifact_id).name):
+            Tracking(home).log_artifact(evaluation.mlflow_run_id, figure, "figures")
+        logged.touch()
+    return sorted(folder.glob("budget_curves.*"))

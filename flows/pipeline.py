@@ -14,12 +14,11 @@ from flows.options import Choices, Preset
 from flows.plan import Plan, make_plan
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
-from storage.catalog import Catalog
 from tasks.collect import collect_fragment, seal_collection, snapshot_ref
 from tasks.evaluate import evaluate_shard
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.references import PolicyRef, SnapshotRef
-from tasks.stage import is_completed
+from tasks.stage import find_completed
 from tasks.train import assemble_policy, policy_ref, train_heads, training_stage
 
 NO_CHOICES = Choices()
@@ -31,11 +30,13 @@ class StageReport:
 
     Attributes:
         artifact_id: What it made, or found again.
+        run_id: The run that made it; empty for what no stage makes.
         seconds: That it took now.
         skipped: Whether its result was there already.
     """
 
     artifact_id: str
+    run_id: str
     seconds: float
     skipped: bool
 
@@ -53,13 +54,18 @@ def collect(
     started = time.monotonic()
     stage, config = plan.collection, plan.config.collect
     fragments: list[str] = []
-    if not is_completed(plan.home, stage):
+    if find_completed(plan.home, stage) is None:
         for prompts in (plan.train_prompts, plan.heldout_prompts):
             for first in range(0, prompts.num_samples, config.samples_per_fragment):
                 outcome = collect_fragment(plan.home, plan.model, prompts, config, collection=stage.key, first=first)
                 fragments.append(outcome.outputs["fragment"])
     snapshot, outcome = seal_collection(plan.home, plan.model, stage, config, fragments)
-    return StageReport(artifact_id=snapshot.artifact_id, seconds=time.monotonic() - started, skipped=outcome.skipped)
+    return StageReport(
+        artifact_id=snapshot.artifact_id,
+        run_id=outcome.run_id,
+        seconds=time.monotonic() - started,
+        skipped=outcome.skipped,
+    )
 
 
 @flow(name="train")
@@ -75,12 +81,17 @@ def train(
     started = time.monotonic()
     snapshot, config = find_snapshot(plan), plan.config.train
     groups: list[str] = []
-    if not is_completed(plan.home, training_stage(plan.model, snapshot, config, seed=seed)):
+    if find_completed(plan.home, training_stage(plan.model, snapshot, config, seed=seed)) is None:
         num_heads = plan.model.num_heads
         outcome = train_heads(plan.home, plan.model, snapshot, config, heads=(0, num_heads), seed=seed)
         groups.append(outcome.outputs["group"])
     policy, outcome = assemble_policy(plan.home, plan.model, snapshot, config, groups, seed=seed)
-    return StageReport(artifact_id=policy.artifact_id, seconds=time.monotonic() - started, skipped=outcome.skipped)
+    return StageReport(
+        artifact_id=policy.artifact_id,
+        run_id=outcome.run_id,
+        seconds=time.monotonic() - started,
+        skipped=outcome.skipped,
+    )
 
 
 @flow(name="evaluate")
@@ -98,13 +109,18 @@ def evaluate(
     policies = [find_policy(plan)] if "kvp" in config.methods else []
     stage = evaluation_stage(plan.model, policies, prompts, config, benchmark=plan.config.prompts.benchmark, seed=seed)
     shards = []
-    if not is_completed(plan.home, stage):
+    if find_completed(plan.home, stage) is None:
         for first in range(0, prompts.num_samples, config.examples_per_shard):
             shard, _ = evaluate_shard(plan.home, plan.model, policies, prompts, config, first=first, seed=seed)
             shards.append(shard)
     evaluation, outcome = publish_curves(plan.home, plan.model, policies, prompts, stage, config=config, shards=shards)
     draw_figures(plan.home, evaluation)
-    return StageReport(artifact_id=evaluation.artifact_id, seconds=time.monotonic() - started, skipped=outcome.skipped)
+    return StageReport(
+        artifact_id=evaluation.artifact_id,
+        run_id=outcome.run_id,
+        seconds=time.monotonic() - started,
+        skipped=outcome.skipped,
+    )
 
 
 @flow(name="retrain")
@@ -118,7 +134,9 @@ def retrain(
     """Collect, train and evaluate, one after the other; what is there already is not done again."""
     started = time.monotonic()
     plan = make_plan(preset=preset, model=model, home=home, seed=seed, choices=choices)
-    prepared = StageReport(artifact_id=plan.model.artifact_id, seconds=time.monotonic() - started, skipped=False)
+    prepared = StageReport(
+        artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
+    )
     options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices}
     return {
         "prepare": prepared,
@@ -134,7 +152,7 @@ def find_snapshot(plan: Plan) -> SnapshotRef:
     Raises:
         InputError: If they were not collected.
     """
-    found = Catalog(plan.home).find_completed(plan.collection.key)
+    found = find_completed(plan.home, plan.collection)
     if found is None:
         raise InputError(
             f"train: {plan.home.path} has no traces for this model, preset, seed and code: "
@@ -151,7 +169,7 @@ def find_policy(plan: Plan) -> PolicyRef:
     """
     snapshot = find_snapshot(plan)
     stage = training_stage(plan.model, snapshot, plan.config.train, seed=plan.seed)
-    found = Catalog(plan.home).find_completed(stage.key)
+    found = find_completed(plan.home, stage)
     if found is None:
         raise InputError(
             f"evaluate: {plan.home.path} has no policies for this model, preset, seed and code: "

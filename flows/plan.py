@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from flows.options import Choices
 from flows.process import home_path, prepare_process
+from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
+from kvpolicy.seeds import MAX_SEED
 from storage.home import Home
 from tasks.collect import collection_stage
-from tasks.evaluate import check_budgets
+from tasks.evaluate import check_prompts
 from tasks.model import register_model
 from tasks.prompts import write_prompts
 from tasks.references import ModelRef, PromptsRef
@@ -39,6 +41,8 @@ def make_plan(*, preset: str, model: str, home: str | None, seed: int, choices: 
         InputError: If the preset, a choice or the model is wrong, or a budget does not fit in the prompts.
         StorageError: If the home cannot be used.
     """
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
     config = choices.configure(preset)
     opened = Home.open(home_path(home))
     prepare_process()
@@ -59,5 +63,5 @@ def make_plan(*, preset: str, model: str, home: str | None, seed: int, choices: 
         heldout_prompts=prompts("validation", config.collect.num_heldout_samples),
         test_prompts=prompts("test", config.evaluate.num_samples),
     )
-    check_budgets(reference, plan.test_prompts, config.evaluate)
+    check_prompts(reference, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config.evaluate)
     return plan

@@ -32,9 +32,9 @@ def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
     model = catalog.artifact(stages["prepare"].artifact_id)
     policy = catalog.artifact(stages["train"].artifact_id)
     evaluation = catalog.artifact(stages["evaluate"].artifact_id)
-    heads = catalog.rows("heads", f"policy_set_id = '{policy.artifact_id}'", ["head", "head_name", "heldout_cost"])
+    heads = catalog.rows("heads", f"run_id = '{stages['train'].run_id}'", ["head", "head_name", "heldout_cost"])
     costs = {row["head_name"]: row["heldout_cost"] for row in sorted(heads, key=lambda row: row["head"])}
-    curves = catalog.rows("curves", f"evaluation_id = '{evaluation.artifact_id}'", list(_CURVE_COLUMNS))
+    curves = catalog.rows("curves", f"run_id = '{stages['evaluate'].run_id}'", list(_CURVE_COLUMNS))
     return {
         "home": str(home.path),
         "mlflow_tracking_uri": home.mlflow_tracking_uri,
@@ -47,7 +47,8 @@ def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
         },
         "heldout_cost": {"mean": sum(costs.values()) / len(costs), "by_head": costs},
         "comparisons": evaluation.metadata["comparisons"],
-        "figures": [str(path) for path in sorted(figure_folder(home, evaluation.artifact_id).iterdir())],
+        "beats_all": evaluation.metadata["beats_all"],
+        "figures": [str(path) for path in sorted(figure_folder(home, evaluation.artifact_id).glob("budget_curves.*"))],
         "curves": curves,
     }
 
@@ -60,8 +61,12 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         for metric in ("kl", "string_match"):
             own = [row for row in curves if (row["setting"], row["metric"]) == (setting, metric)]
             if own:
-                better = _beats_all(summary["comparisons"], setting, metric)
-                out.print(curve_table(own, metric=metric, setting=setting, better=better))
+                better = [
+                    {int(budget): is_better for budget, is_better in entry["budgets"].items()}
+                    for entry in summary["beats_all"]
+                    if (entry["setting"], entry["metric"]) == (setting, metric)
+                ]
+                out.print(curve_table(own, metric=metric, setting=setting, better=better[0] if better else None))
     out.print(stage_table(summary["stages"]))
     if all(stage["skipped"] for name, stage in summary["stages"].items() if name != "prepare"):
         out.print("Nothing had changed: no stage was run again.")
@@ -71,12 +76,3 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         out.print(f"curves                  {figure}")
     out.print(f"MLflow                  mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}")
     out.print(f'catalog                 kvp sql --home {summary["home"]} "SELECT * FROM curves LIMIT 5"')
-
-
-def _beats_all(comparisons: list[dict[str, Any]], setting: str, metric: str) -> dict[int, bool]:
-    """Budget to whether the learned policy is better than every heuristic there."""
-    own = [entry for entry in comparisons if (entry["setting"], entry["metric"]) == (setting, metric)]
-    return {
-        budget: all(entry["is_better"] for entry in own if entry["budget"] == budget)
-        for budget in {entry["budget"] for entry in own}
-    }

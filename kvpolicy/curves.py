@@ -182,11 +182,14 @@ def _tables(scores: Iterable[ExampleScore]) -> list[_Table]:
         tasks[score.sample_id] = score.task
     tables = []
     for (setting, metric), examples in grouped.items():
-        columns = tuple(next(iter(examples.values())))
+        columns = tuple(dict.fromkeys(column for values in examples.values() for column in values))
         for sample_id, values in examples.items():
-            if values.keys() != set(columns):
-                missing = sorted(set(columns) ^ values.keys())[0]
-                raise InputError(f"curves: sample {sample_id} has no {metric} for {missing} in setting {setting}")
+            for method, seed, budget in columns:
+                if (method, seed, budget) not in values:
+                    raise InputError(
+                        f"curves: sample {sample_id} has no {metric} of {method} (seed {seed}) at budget {budget} in "
+                        f"setting {setting}, which others have: judge all samples alike"
+                    )
         tables.append(
             _Table(
                 setting=setting,

@@ -26,6 +26,7 @@ from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import SETTINGS, Cut, check_setting, cut_sample
 from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, kept_positions
+from kvpolicy.seeds import derive_seed
 
 # A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
 _MAX_BATCH_LOGITS = 64 * 2**20
@@ -207,7 +208,7 @@ def evaluate_example(
         rows: list[_Row] = []
         for contender in contenders:
             if contender.method.evicts:
-                seeded = replace(state, seed=sample_seed + contender.seed)
+                seeded = replace(state, seed=derive_seed(sample_seed, contender.seed))
                 ranked, costs = _rank(contender, seeded, budgets, cut.setting)
                 rows += ranked
                 head_costs.append(costs)

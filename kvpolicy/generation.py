@@ -13,6 +13,7 @@ from kvpolicy.decoding import decode_greedily
 from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
+from kvpolicy.prompts import encode_message
 from kvpolicy.ranking import kept_positions
 
 
@@ -41,13 +42,13 @@ def compressed_generate(
     Args:
         model: The model that the policy was trained for.
         policy: Its policies.
-        prompt: The user's message; the model's chat format is put around it.
+        prompt: The user's message; the model's chat format, if it has one, is put around it.
         budget: Entries kept per KV head, in tokens.
-        max_new_tokens: Tokens that the answer may have.
+        max_new_tokens: Tokens that the answer may have, at least 1.
 
     Raises:
-        InputError: If the policy is of another shape, the prompt is empty or too long, or the budget is below the
-            tokens that are always kept.
+        InputError: If the policy is of another shape, the prompt is empty or too long, the budget is below the tokens
+            that are always kept, or the answer may have no tokens.
     """
     if policy.spec != model.spec:
         raise InputError(
@@ -55,9 +56,9 @@ def compressed_generate(
         )
     if not prompt.strip():
         raise InputError("the prompt is empty: there is nothing to answer")
-    message = [{"role": "user", "content": prompt}]
-    encoded = model.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
-    token_ids = torch.tensor(encoded["input_ids"])
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
+    token_ids = torch.tensor(encode_message(prompt, model.tokenizer))
     num_tokens = len(token_ids)
     whole = prefill(model, token_ids, num_queries=1)
     scores = policy.score(whole.keys, whole.values, torch.arange(num_tokens, device=whole.keys.device))

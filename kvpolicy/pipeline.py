@@ -8,14 +8,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig
 from kvpolicy.collection import CollectConfig
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
-from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.training import TrainConfig
 
 _SECTIONS = {"prompts": PromptConfig, "collect": CollectConfig, "train": TrainConfig, "evaluate": EvaluateConfig}
@@ -50,7 +50,7 @@ class PipelineConfig:
             InputError: Naming the field, what was got and what was expected.
         """
         if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is unknown, expected one of {', '.join(DTYPES)}")
+            raise InputError(_unknown_dtype(self.dtype))
 
     def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "PipelineConfig":
         """The same configuration with some fields of some sections changed.
@@ -107,8 +107,11 @@ def parse_config(text: str, *, name: str) -> PipelineConfig:
     problems += [f"{key} is unknown" for key in top if key not in ("version", "dtype")]
     if "version" not in top:
         problems.append("version is missing")
+    problems += [f"{key} is {value!r}, expected text" for key, value in top.items() if not isinstance(value, str)]
+    if isinstance(dtype := top.get("dtype"), str) and dtype not in DTYPES:
+        problems.append(_unknown_dtype(dtype))
     parts = {
-        section: _section(section, part_type, document.get(section, {}), problems)
+        section: _read_part(section, part_type, document.get(section, {}), problems)
         for section, part_type in _SECTIONS.items()
     }
     if problems:
@@ -116,14 +119,54 @@ def parse_config(text: str, *, name: str) -> PipelineConfig:
     return PipelineConfig(preset=name, **top, **parts)
 
 
-def _section(section: str, part_type: type, values: Mapping[str, Any], problems: list[str]) -> Any:
-    known = {entry.name for entry in dataclasses.fields(part_type)}
-    problems += [f"{section}.{key} is unknown" for key in values if key not in known]
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known}
-    try:
-        if section == "train" and "agent" in fields:
-            fields["agent"] = AgentConfig(**fields["agent"])
-        return part_type(**fields)
-    except (InputError, TypeError) as error:
-        problems.append(f"{section}: {error}")
+def _read_part(place: str, part_type: type, values: Any, problems: list[str]) -> Any:
+    """Make a part of the configuration; what is wrong with it is added to `problems`, each with its place."""
+    if not isinstance(values, Mapping):
+        problems.append(f"{place} is {values!r}, expected a table")
         return None
+    kinds = get_type_hints(part_type)
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        own, kind = f"{place}.{key}", kinds.get(key)
+        given = tuple(value) if isinstance(value, list) else value
+        if kind is None:
+            problems.append(f"{own} is unknown")
+        elif dataclasses.is_dataclass(kind):
+            part = _read_part(own, kind, value, problems)  # type: ignore[arg-type]  # a class, as it is a type hint
+            fields |= {} if part is None else {key: part}
+        elif _fits(given, kind):
+            fields[key] = given
+        else:
+            problems.append(f"{own} is {value!r}, expected {_wording(kind)}")
+    try:
+        return part_type(**fields)
+    except InputError as error:
+        problems.append(f"{place}: " + str(error).removeprefix(f"{place.rpartition('.')[2]}: "))
+        return None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from TOML is of a field's type."""
+    kinds = get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, kinds[0]) for item in value)
+    if get_origin(kind) is Literal:
+        return value in kinds
+    if kinds:  # a union
+        return any(_fits(value, one) for one in kinds)
+    return type(value) in ((int, float) if kind is float else (kind,))  # a bool is no number here
+
+
+def _wording(kind: Any) -> str:
+    kinds = get_args(kind)
+    if get_origin(kind) is tuple:
+        return f"a list, each {_wording(kinds[0])}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(kinds)}"
+    if kinds:
+        return " or ".join(_wording(one) for one in kinds if one is not NoneType)
+    return {int: "a whole number", float: "a number", str: "text"}.get(kind, str(kind))
+
+
+def _unknown_dtype(dtype: str) -> str:
+    return f"dtype {dtype!r} is unknown, expected one of {', '.join(DTYPES)}"

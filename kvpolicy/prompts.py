@@ -97,6 +97,13 @@ def encode(sample: Sample, tokenizer: Any) -> EncodedSample:
     return encoded
 
 
+def encode_message(message: str, tokenizer: Any) -> list[int]:
+    """Tokenises a user's message up to where its answer begins, in the format that samples are encoded in."""
+    form = prompt_format(tokenizer)
+    start = [] if form.start_id is None else [form.start_id]
+    return start + _ids(tokenizer, form.head + message + form.tail)
+
+
 def count_prompt_tokens(sample: Sample, tokenizer: Any) -> int:
     """Tokens of context and question, chat format and answer prefix included, as `encode` makes them."""
     context, question = _prompt_ids(sample, tokenizer, prompt_format(tokenizer))

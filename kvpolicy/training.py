@@ -1,8 +1,8 @@
 """Training all agents of a group of heads at once, by policy gradient on recorded importance (arXiv 2602.10238).
 
-Not for reading traces: batches come from the caller, so that the same loop serves any store. Heads are independent
-(losses add up, gradients are clipped head by head, AdamW is element-wise), so a group can be any subset of a model's
-heads and gives the same agents as training them one at a time.
+Not for reading traces: batches come from the caller, so that the same loop serves any store. Heads are independent:
+losses add up, gradients are clipped head by head and AdamW is element-wise. Only the draws of first weights and of
+noise are shared by a group, so another grouping gives other agents of the same quality.
 
 Legend: H heads, B sequences, T tokens of the longest sequence.
 """
@@ -23,6 +23,7 @@ from kvpolicy.objectives.cost import mask_scores, normalised_cost
 from kvpolicy.objectives.exact import exact_loss
 from kvpolicy.objectives.rloo import MIN_RANKINGS, rloo_loss
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.seeds import spawn_seeds
 
 ESTIMATORS = ("exact", "rloo")
 
@@ -166,7 +167,8 @@ def train_agents(
     Raises:
         InputError: If the batches end early, or scores or a loss are not finite.
     """
-    generator = torch.Generator().manual_seed(seed)
+    weight_seed, noise_seed = spawn_seeds(seed, 2)
+    generator = torch.Generator().manual_seed(weight_seed)
     agents = BatchedAgents(config.agent, num_heads=num_heads, head_dim=head_dim, generator=generator).to(device)
     source = iter(batches)
     first = next(source, None)
@@ -175,7 +177,7 @@ def train_agents(
         source = chain([first], source)
     averaged = copy.deepcopy(agents).requires_grad_(False)
     optimizer = torch.optim.AdamW(agents.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    noise = torch.Generator(device=device).manual_seed(seed)
+    noise = torch.Generator(device=device).manual_seed(noise_seed)
     cost = torch.full((num_heads,), torch.nan)
     for step in range(1, config.num_steps + 1):
         batch = next(source, None)

@@ -6,9 +6,12 @@ command line can find its home before anything heavy is imported.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +110,28 @@ class Home:
     def mlflow_tracking_uri(self) -> str:
         """The tracking and registry URI of MLflow."""
         return f"sqlite:///{self.mlflow_db}"
+
+
+@contextmanager
+def exclusive(home: Home, name: str) -> Iterator[None]:
+    """Hold a lock of the home, waiting for whoever holds it; it ends with the process that holds it.
+
+    Args:
+        home: the home.
+        name: name of the lock, of letters, digits and dashes.
+
+    Raises:
+        StorageError: if the lock cannot be made.
+    """
+    path = home.path / "locks" / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("w")
+    except OSError as error:
+        raise StorageError(f"cannot make the lock {path}: {error.strerror or error}; check the home") from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def _create(folder: Path, marker: Path) -> None:

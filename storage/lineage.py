@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ def stage_key(stage: str, *, inputs: Mapping[str, str], parameters: Mapping[str,
     return digest_json({"stage": stage, "inputs": dict(inputs), "parameters": dict(parameters), "code": code})
 
 
-def code_fingerprint(module: str, packages: Sequence[str] = ("kvpolicy", "tasks")) -> str:
+def code_fingerprint(
+    module: str, packages: Sequence[str] = ("kvpolicy", "tasks"), without: Collection[str] = ()
+) -> str:
     """Digest the sources of a module and of all modules of ``packages`` that it can reach by imports.
+
+    Modules named in ``without`` are left out, with what only they reach.
 
     Imports inside functions count; so do the packages' own ``__init__`` modules, which Python runs on the way. A
     module that imports by name at run time (``import_module``, ``iter_modules`` and the like) reaches its whole
@@ -44,10 +48,12 @@ def code_fingerprint(module: str, packages: Sequence[str] = ("kvpolicy", "tasks"
     Raises:
         StorageError: if the module is not found or a source is no Python.
     """
-    return digest_json(module_digests(module, packages))
+    return digest_json(module_digests(module, packages, without))
 
 
-def module_digests(module: str, packages: Sequence[str] = ("kvpolicy", "tasks")) -> dict[str, str]:
+def module_digests(
+    module: str, packages: Sequence[str] = ("kvpolicy", "tasks"), without: Collection[str] = ()
+) -> dict[str, str]:
     """Return what `code_fingerprint` covers: name of each module -> digest of its source.
 
     Raises:
@@ -63,7 +69,7 @@ def module_digests(module: str, packages: Sequence[str] = ("kvpolicy", "tasks"))
     while waiting:
         name = waiting.pop()
         path = _source_of(name, roots)
-        if name in digests or path is None:
+        if name in digests or path is None or name in without:
             continue
         source = path.read_bytes()
         digests[name] = digest_bytes(source)

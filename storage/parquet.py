@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from storage.digests import digest_json
 from storage.errors import StorageError
+from storage.tables import one_line
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -26,15 +28,24 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
 
     if not rows:
         raise StorageError(f"no rows to write to {path}")
+    plain = [dict(row) for row in rows]
+    for index, row in enumerate(plain):
+        # Arrow takes the columns from the first row: it would drop others, and fill in what is missing.
+        if row.keys() != plain[0].keys():
+            differing = ", ".join(sorted(map(str, row.keys() ^ plain[0].keys())))
+            raise StorageError(f"cannot write {path}: row {index} differs from the first in having {differing} or not")
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
+        digest = digest_json(plain)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), draft, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(plain), draft, compression="zstd", write_page_checksum=True)
         draft.replace(path)
-    except (OSError, pa.ArrowException) as error:
-        draft.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {error}") from error
-    return digest_json([dict(row) for row in rows])
+    except (OSError, OverflowError, pa.ArrowException, StorageError) as error:
+        raise StorageError(f"cannot write {path}: {one_line(error)}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return digest
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +58,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"cannot read {path}: {error}; run the stage that makes it again") from error
+        rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise StorageError(f"cannot read {path}: {one_line(error)}; run the stage that makes it again") from error
     return rows

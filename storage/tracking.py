@@ -178,7 +178,7 @@ class Tracking:
     ) -> str:
         """Register a policy set as a version of a model and return the version.
 
-        The same folder and run again give the same version. The folder is copied to the run's artifacts, and the
+        The same folder and run again give the same version, whatever its aliases are by then. The folder is copied to the run's artifacts, and the
         version refers to that copy. It gets the alias "challenger", and "champion" too if the model has none yet.
 
         Args:
@@ -205,9 +205,9 @@ class Tracking:
                     tags={**tags, POLICY_DIGEST_TAG: digest},
                     description=description,
                 ).version
-            client.set_registered_model_alias(name, CHALLENGER, version)
-            if CHAMPION not in client.get_registered_model(name).aliases:
-                client.set_registered_model_alias(name, CHAMPION, version)
+                client.set_registered_model_alias(name, CHALLENGER, version)
+                if CHAMPION not in client.get_registered_model(name).aliases:
+                    client.set_registered_model_alias(name, CHAMPION, version)
         return str(version)
 
     def _find_version(self, name: str, run_id: str, digest: str) -> str | None:

@@ -14,8 +14,8 @@ from storage.home import Home
 from storage.traces import TraceSample, TraceStore
 from tasks.model import load_model
 from tasks.progress import progress
-from tasks.prompts import read_encoded, sample_row
 from tasks.references import ModelRef, PromptsRef, SnapshotRef
+from tasks.samples import read_encoded, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
 
@@ -25,7 +25,7 @@ def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: Col
         name="collect",
         module=__name__,
         inputs={"model": model.artifact_id, **{f"prompts_{part.split}": part.artifact_id for part in prompts}},
-        parameters={"dtype": model.dtype, **dataclasses.asdict(config)},
+        parameters={"dtype": model.dtype, "setting": config.setting},
     )
 
 
@@ -44,7 +44,7 @@ def collect_fragment(
 
     def body(run: RunRecorder) -> None:
         store = TraceStore(home.traces)
-        samples = read_encoded(prompts, model)[first:stop]
+        samples = read_encoded(prompts, model, slice(first, stop))
         keys, values, importance = _collect(load_model(model), samples, config.setting)
         fragment = store.write_fragment(
             collection=collection,

@@ -1,37 +1,44 @@
 """Evaluating: one task a shard of examples. What the figures add up to is the business of `tasks.publish`."""
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, evaluate_example
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.policy_set import load_policy
 from kvpolicy.protocol import cut_sample
+from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.progress import progress
-from tasks.prompts import read_encoded, sample_row
 from tasks.references import ModelRef, PolicyRef, PromptsRef, ShardRef
+from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
 
-@stage_task("check-budgets")
-def check_budgets(model: ModelRef, prompts: PromptsRef, config: EvaluateConfig) -> None:
-    """Refuse budgets that do not fit, before anything is collected or trained.
+@stage_task("check-prompts")
+def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: EvaluateConfig) -> None:
+    """Refuse leaks between splits and budgets that do not fit, before anything is collected or trained.
+
+    Args:
+        model: The model.
+        prompts: The sets of all splits; the last one is judged on.
+        config: What will be judged.
 
     Raises:
-        InputError: Naming the first budget and sample that do not go together.
+        InputError: Naming what two splits share, or the first budget and sample that do not go together.
     """
-    for sample in read_encoded(prompts, model):
+    check_disjoint({part.split: read_samples(part) for part in prompts})
+    for sample in read_encoded(prompts[-1], model):
         for setting in config.settings:
             config.check_context(cut_sample(sample, setting).num_context, sample.sample.sample_id)
 
@@ -72,23 +79,19 @@ def evaluate_shard(
     def body(run: RunRecorder) -> None:
         language_model = load_model(model)
         contenders = _contenders(config, policies, model, str(language_model.device))
-        answered: dict[str, int] = defaultdict(int)
         scores, costs, samples = [], [], []
-        examples = read_encoded(prompts, model)
+        tasks = [sample.task for sample in read_samples(prompts)]
         with progress("evaluate", stop - first, "examples") as advance:
-            for index, example in enumerate(examples[:stop]):
+            for index, example in enumerate(read_encoded(prompts, model, slice(first, stop)), start=first):
                 task = example.sample.task
-                answered[task] += 1
-                if index < first:
-                    continue
                 result = evaluate_example(
                     language_model,
                     example,
                     contenders,
                     config.budgets,
                     settings=config.settings,
-                    sample_seed=seed + index * 1000,
-                    generate=answered[task] <= config.num_generated,
+                    sample_seed=derive_seed(seed, example.sample.sample_id),
+                    generate=tasks[:index].count(task) < config.num_generated,
                     max_answer_tokens=config.max_answer_tokens,
                 )
                 scores += [_score_row(example.sample.sample_id, task, score) for score in result.scores]
@@ -101,7 +104,12 @@ def evaluate_shard(
         write_rows(folder / f"{digest[:16]}-costs.parquet", costs)
         run.append("samples", samples)
         name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
-        run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
+        run.output(
+            "shard",
+            Artifact(
+                kind="evaluation_shard", digest=digest, name=name, uri=str(folder / f"{digest[:16]}-scores.parquet")
+            ),
+        )
 
     outcome = run_stage(home, stage, body, note_skip=False)
     artifact_id = outcome.outputs["shard"]

@@ -1,10 +1,12 @@
 """Registering the model that a pipeline is about, and loading it where a task needs it."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
 from kvpolicy.models.language_model import LanguageModel, load_language_model
 from kvpolicy.models.reference import resolve_model
+from kvpolicy.specs import ModelSpec
 from storage.catalog import Artifact, Catalog
 from storage.home import Home
 from tasks.references import ModelRef
@@ -56,6 +58,12 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         dtype=dtype,
         num_heads=spec.num_heads,
     )
+
+
+def model_spec(home: Home, reference: ModelRef) -> ModelSpec:
+    """Shape of a registered model, without loading it."""
+    row = Catalog(home).rows("models", f"model_id = '{reference.artifact_id}'")[0]
+    return ModelSpec(**{field.name: row[field.name] for field in dataclasses.fields(ModelSpec)})
 
 
 def load_model(reference: ModelRef) -> LanguageModel:

@@ -1,17 +1,12 @@
-"""Prompts: generating the samples of a split once, and reading them again."""
+"""Prompts: generating the samples of a split, once."""
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.benchmarks.sample import Sample
-from kvpolicy.prompts import EncodedSample, encode
-from kvpolicy.protocol import cut_sample
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import read_rows, write_rows
+from storage.parquet import write_rows
 from tasks.model import load_model
 from tasks.references import ModelRef, PromptsRef
 from tasks.stage import Stage, run_stage, stage_task
@@ -60,40 +55,3 @@ def write_prompts(
         num_samples=int(artifact.metadata["num_samples"]),
         path=artifact.uri,
     )
-
-
-def read_samples(prompts: PromptsRef) -> list[Sample]:
-    """Read the samples of a set, in its order."""
-    return [_sample(row) for row in read_rows(Path(prompts.path))]
-
-
-def read_encoded(prompts: PromptsRef, model: ModelRef) -> list[EncodedSample]:
-    """Read the samples of a set as token ids of a model."""
-    tokenizer = load_model(model).tokenizer
-    return [encode(sample, tokenizer) for sample in read_samples(prompts)]
-
-
-def sample_row(
-    example: EncodedSample, setting: str, prompts: PromptsRef, model: ModelRef, collection: str = ""
-) -> dict[str, Any]:
-    """Row of the catalog's table `samples`; the collection is that of its traces, if they are kept."""
-    sample = example.sample
-    cut = cut_sample(example, setting)
-    return {
-        "sample_id": sample.sample_id,
-        "benchmark": sample.benchmark,
-        "task": sample.task,
-        "split": sample.split,
-        "setting": setting,
-        "seed": prompts.seed,
-        "prompt_digest": sample.digest(),
-        "context_tokens": cut.num_context,
-        "question_tokens": len(example.question_ids),
-        "answer_tokens": cut.num_answer,
-        "collection": collection,
-        "model_digest": model.digest,
-    }
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(**{**row, "references": tuple(row["references"])})

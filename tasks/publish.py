@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from kvpolicy.benchmarks.registry import tasks_of
-from kvpolicy.curves import MEAN_TASK, CurvePoint, budget_curves, compare_with_heuristics
+from kvpolicy.curves import MEAN_TASK, CurvePoint, beats_all, budget_curves, compare_with_heuristics
 from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.metrics import METRICS
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.tracking import CurveRun, DatasetRef, Tracking
 from tasks.evaluate import read_costs, read_scores
+from tasks.model import model_spec
 from tasks.references import EvaluationRef, ModelRef, PolicyRef, PromptsRef, ShardRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
@@ -33,6 +35,7 @@ class _Evaluation:
     evaluation_id: str
     parent_run_id: str
     timestamp_ms: int
+    conditions: dict[str, str]
 
     def policy_of(self, method: str, seed: int) -> PolicyRef | None:
         return self.policies.get(seed) if method == "kvp" else None
@@ -56,7 +59,13 @@ def evaluation_stage(
             "prompts": prompts.artifact_id,
             **{f"policy_{policy.seed}": policy.artifact_id for policy in policies},
         },
-        parameters={"evaluate": dataclasses.asdict(config), "benchmark": benchmark, "dtype": model.dtype},
+        parameters={
+            "evaluate": {
+                key: value for key, value in dataclasses.asdict(config).items() if key != "examples_per_shard"
+            },
+            "benchmark": benchmark,
+            "dtype": model.dtype,
+        },
         seed=seed,
     )
 
@@ -98,9 +107,28 @@ def publish_curves(
             kind="evaluation",
             digest=digest,
             name=f"{model.name} on {benchmark}, {prompts.num_samples} samples",
-            metadata={"comparisons": [dataclasses.asdict(entry) for entry in comparisons]},
+            metadata={
+                "comparisons": [dataclasses.asdict(entry) for entry in comparisons],
+                "beats_all": [
+                    {
+                        "setting": setting,
+                        "metric": metric,
+                        "budgets": {str(budget): won for budget, won in wins.items()},
+                    }
+                    for setting in config.settings
+                    for metric in METRICS
+                    if (wins := beats_all(comparisons, setting=setting, metric=metric))
+                ],
+            },
         )
-        evaluation = _start(home, model, policies, prompts, artifact=artifact, benchmark=benchmark)
+        conditions = {
+            "dtype": model.dtype,
+            "max_answer_tokens": str(config.max_answer_tokens or "the task's"),
+            "prompts": prompts.artifact_id,
+        }
+        evaluation = _start(
+            home, model, policies, prompts, artifact=artifact, benchmark=benchmark, conditions=conditions
+        )
         run.mlflow_run_id = evaluation.parent_run_id
         run.output("evaluation", artifact)
         curves: dict[CurveName, list[CurvePoint]] = defaultdict(list)
@@ -117,7 +145,10 @@ def publish_curves(
         run.append("head_costs", _head_costs(evaluation, shards))
 
     outcome = run_stage(home, whole, body)
-    return EvaluationRef(artifact_id=outcome.outputs["evaluation"], mlflow_run_id=outcome.mlflow_run_id), outcome
+    reference = EvaluationRef(
+        artifact_id=outcome.outputs["evaluation"], run_id=outcome.run_id, mlflow_run_id=outcome.mlflow_run_id
+    )
+    return reference, outcome
 
 
 def _start(
@@ -128,6 +159,7 @@ def _start(
     *,
     artifact: Artifact,
     benchmark: str,
+    conditions: dict[str, str],
 ) -> _Evaluation:
     catalog, tracking = Catalog(home), Tracking(home)
     tracking.prepare()
@@ -150,6 +182,7 @@ def _start(
         evaluation_id=artifact.artifact_id,
         parent_run_id=parent,
         timestamp_ms=timestamp_ms,
+        conditions=conditions,
     )
 
 
@@ -184,7 +217,13 @@ def _publish_curve(run: RunRecorder, evaluation: _Evaluation, name: CurveName, p
                 "kvp.setting": setting,
                 "kvp.seed": str(seed),
             },
-            params={"method": method, "benchmark": benchmark, "setting": setting, "seed": str(seed)},
+            params={
+                "method": method,
+                "benchmark": benchmark,
+                "setting": setting,
+                "seed": str(seed),
+                **evaluation.conditions,
+            },
             points=[metric for point in points for metric in _metrics(point)],
             timestamp_ms=evaluation.timestamp_ms,
             datasets=[
@@ -214,12 +253,13 @@ def _publish_curve(run: RunRecorder, evaluation: _Evaluation, name: CurveName, p
                 "metric": point.metric,
                 "budget": point.budget,
                 "value": point.interval.mean,
-                "ci_low": point.interval.low,
-                "ci_high": point.interval.high,
+                "ci_low": ends[0],
+                "ci_high": ends[1],
                 "n": point.interval.n,
                 "seed": seed,
             }
             for point in points
+            for ends in [_ends(point)]
         ],
     )
 
@@ -228,11 +268,18 @@ def _metrics(point: CurvePoint) -> list[tuple[str, int, float]]:
     """MLflow's points: the mean over tasks has the plain name and its interval, a task's is grouped under its name."""
     if point.task != MEAN_TASK:
         return [(f"{point.task}/{point.metric}", point.budget, point.interval.mean)]
+    ends = zip(("low", "high"), _ends(point), strict=True)
     return [
         (point.metric, point.budget, point.interval.mean),
-        (f"interval/{point.metric}_low", point.budget, point.interval.low),
-        (f"interval/{point.metric}_high", point.budget, point.interval.high),
+        *((f"interval/{point.metric}_{name}", point.budget, end) for name, end in ends if end is not None),
     ]
+
+
+def _ends(point: CurvePoint) -> tuple[float | None, float | None]:
+    """Ends of the interval; none where some task has a single example, whose spread is unknown."""
+    if point.interval.smallest_stratum == 1:
+        return None, None
+    return point.interval.low, point.interval.high
 
 
 def _head_costs(evaluation: _Evaluation, shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
@@ -240,14 +287,11 @@ def _head_costs(evaluation: _Evaluation, shards: Sequence[ShardRef]) -> list[dic
     costs: dict[CurveName, list[list[float]]] = defaultdict(list)
     for row in read_costs(shards):
         costs[row["setting"], row["method"], row["seed"]].append(row["costs"])
-    num_kv_heads = int(
-        Catalog(evaluation.home).rows("models", f"model_id = '{evaluation.model.artifact_id}'")[0]["num_kv_heads"]
-    )
+    spec = model_spec(evaluation.home, evaluation.model)
     rows = []
     for (setting, method, seed), examples in costs.items():
         policy = evaluation.policy_of(method, seed)
         for head, cost in enumerate(np.mean(examples, axis=0).tolist()):
-            layer, kv_head = divmod(head, num_kv_heads)
             rows.append(
                 {
                     "evaluation_id": evaluation.evaluation_id,
@@ -257,7 +301,7 @@ def _head_costs(evaluation: _Evaluation, shards: Sequence[ShardRef]) -> list[dic
                     "method": method,
                     "seed": seed,
                     "head": head,
-                    "head_name": f"L{layer:02d}.H{kv_head}",
+                    "head_name": spec.head_name(head),
                     "cost": cost,
                     "n": len(examples),
                 }

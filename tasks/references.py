@@ -61,21 +61,6 @@ class SnapshotRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadGroupRef:
-    """Trained agents of consecutive heads.
-
-    Attributes:
-        artifact_id: In the catalog.
-        first_head: First head of the group.
-        path: Folder of the group's weights.
-    """
-
-    artifact_id: str
-    first_head: int
-    path: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class PolicyRef:
     """A policy set.
 
@@ -111,8 +96,10 @@ class EvaluationRef:
 
     Attributes:
         artifact_id: In the catalog.
+        run_id: The run whose rows are its curves.
         mlflow_run_id: The MLflow run that its curves are nested under.
     """
 
     artifact_id: str
+    run_id: str
     mlflow_run_id: str

@@ -9,15 +9,30 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
-from storage.catalog import Catalog, RunRecorder
-from storage.home import Home
+from storage.catalog import Catalog, CompletedRun, RunRecorder
+from storage.home import Home, exclusive
 from storage.lineage import code_fingerprint, stage_key
+
+# Modules of a stage that decide how it is run, shown and remembered, but not what comes out.
+_CHANGES_NO_RESULT = frozenset(
+    {
+        "kvpolicy.models.convert",
+        "kvpolicy.models.embedded",
+        "kvpolicy.models.reference",
+        "tasks.memory",
+        "tasks.model",
+        "tasks.progress",
+        "tasks.references",
+        "tasks.stage",
+    }
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +69,7 @@ class StageOutcome:
 @functools.cache
 def _loaded_code(module: str) -> str:
     """Fingerprint of a module as this process loaded it: a file that changes while it runs changes nothing here."""
-    return code_fingerprint(module)
+    return code_fingerprint(module, without=_CHANGES_NO_RESULT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +105,18 @@ class Stage:
         return stage_key(self.name, inputs=self.inputs, parameters=parameters, code=self.code)
 
 
-def is_completed(home: Home, stage: Stage) -> bool:
-    """Whether the result of a stage is there."""
-    return Catalog(home).find_completed(stage.key) is not None
+def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
+    """The run that has made the result of a stage, if all of what it made is still there."""
+    catalog = Catalog(home)
+    run = catalog.find_completed(stage.key)
+    if run is None:
+        return None
+    places = [catalog.artifact(artifact_id).uri for artifact_id in run.outputs.values()]
+    return run if all(not place or Path(place).exists() for place in places) else None
 
 
 def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool = True) -> StageOutcome:
-    """Run `body` unless its result is there already; record either.
+    """Run `body` unless its result is there already; record either. Of two processes, one runs and the other waits.
 
     Args:
         home: The home.
@@ -107,13 +127,18 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, 
     Raises:
         Exception: Whatever the body raises, after the failure is recorded.
     """
+    with exclusive(home, stage.key[:32]):
+        return _run_alone(home, stage, body, note_skip=note_skip)
+
+
+def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool) -> StageOutcome:
     catalog, key = Catalog(home), stage.key
     prefect_ids = {
         "prefect_flow_run_id": flow_run.get_id() or "",
         "prefect_task_run_id": task_run.get_id() or "",
     }
     started = time.monotonic()
-    earlier = catalog.find_completed(key)
+    earlier = find_completed(home, stage)
     if earlier is not None:
         if note_skip:
             catalog.record_skip(

@@ -6,10 +6,13 @@ from itertools import islice
 
 import torch
 
+from kvpolicy.seeds import derive_seed
 from kvpolicy.training import TraceBatch
 from storage.traces import TraceRow, TraceStore
 
 _BATCHES_AHEAD = 2
+# Lengths are rounded up, so that tensors of few sizes follow each other and the allocator can reuse what was freed.
+_PADDING_TOKENS = 128
 
 
 def shuffled_batches(
@@ -19,7 +22,7 @@ def shuffled_batches(
 
     Reading runs in one thread, at most `_BATCHES_AHEAD` batches ahead of training.
     """
-    order = _endless_order(len(rows), torch.Generator().manual_seed(seed))
+    order = _endless_order(len(rows), torch.Generator().manual_seed(derive_seed(seed, "order")))
     picks = iter(lambda: [rows[index] for index in islice(order, batch_sequences)], None)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="traces") as reader:
         ahead = [reader.submit(read_batch, store, next(picks), heads) for _ in range(_BATCHES_AHEAD)]
@@ -34,10 +37,11 @@ def single_batches(store: TraceStore, rows: Sequence[TraceRow], heads: slice, de
 
 
 def read_batch(store: TraceStore, rows: Sequence[TraceRow], heads: slice) -> TraceBatch:
-    """Read samples and pad them to the longest."""
+    """Read samples and pad them to the longest, rounded up."""
     traces = [store.read(row, heads) for row in rows]
     num_heads, _, dim = traces[0].keys.shape
     longest = max(trace.keys.shape[1] for trace in traces)
+    longest += -longest % _PADDING_TOKENS
     keys = torch.zeros(num_heads, len(rows), longest, dim, dtype=traces[0].keys.dtype)
     values = torch.zeros_like(keys)
     importance = torch.zeros(num_heads, len(rows), longest)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy, policy_digest
-from kvpolicy.specs import ModelSpec
 from kvpolicy.training import StepRecord, TrainConfig, train_agents
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
 from storage.traces import TraceStore
 from storage.tracking import DatasetRef, Tracking
 from tasks.memory import freed_memory_kept
+from tasks.model import model_spec
 from tasks.progress import progress
 from tasks.references import ModelRef, PolicyRef, SnapshotRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
@@ -58,7 +59,7 @@ def train_heads(
     )
 
     def body(run: RunRecorder) -> None:
-        spec = _spec(home, model)
+        spec = model_spec(home, model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         store = TraceStore(home.traces)
         rows = store.snapshot(snapshot.collection, manifest_version=snapshot.manifest_version).rows
@@ -134,7 +135,7 @@ def assemble_policy(
         cost = [value for artifact in artifacts for value in artifact.metadata["heldout_cost"]]
         agents = join_agents([load_policy(Path(artifact.uri)).agents for artifact in artifacts])
         training = {"estimator": config.estimator, "seed": seed, "trace_snapshot": snapshot.artifact_id}
-        policy = PolicySet(agents=agents, spec=_spec(home, model), model_digest=model.digest, training=training)
+        policy = PolicySet(agents=agents, spec=model_spec(home, model), model_digest=model.digest, training=training)
         artifact = _save(home, policy, f"{model.name}, {config.estimator}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
         curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
@@ -144,7 +145,16 @@ def assemble_policy(
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
-    return policy_ref(home, outcome.outputs["policy"]), outcome
+    policy = policy_ref(home, outcome.outputs["policy"])
+    # Only what the catalog has is registered; doing it again changes nothing.
+    Tracking(home).register_policy(
+        name=f"kvpolicy-{model.name}",
+        folder=policy.path,
+        run_id=outcome.mlflow_run_id,
+        tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
+        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
+    )
+    return policy, outcome
 
 
 def policy_ref(home: Home, artifact_id: str) -> PolicyRef:
@@ -153,22 +163,19 @@ def policy_ref(home: Home, artifact_id: str) -> PolicyRef:
     return PolicyRef(artifact_id=artifact_id, path=artifact.uri, seed=int(artifact.metadata["seed"]))
 
 
-def _spec(home: Home, model: ModelRef) -> ModelSpec:
-    row = Catalog(home).rows("models", f"model_id = '{model.artifact_id}'")[0]
-    return ModelSpec(**{field.name: row[field.name] for field in dataclasses.fields(ModelSpec)})
-
-
 def _save(home: Home, policy: PolicySet, name: str, *, kind: str) -> Artifact:
     """Save under the digest of the content; the folder appears when it is complete."""
     home.policies.mkdir(parents=True, exist_ok=True)
-    draft = home.policies / f".draft-{kind}-{id(policy):x}"
-    digest = policy.save(draft)
-    folder = home.policies / f"{kind}-{digest[:16]}"
-    if folder.exists() and policy_digest(folder) == digest:
-        shutil.rmtree(draft)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
+    draft = home.policies / f".draft-{uuid.uuid4().hex}"
+    try:
+        digest = policy.save(draft)
+        folder = home.policies / f"{kind}-{digest[:16]}"
+        if folder.exists() and policy_digest(folder) != digest:
+            shutil.rmtree(folder)  # damaged since
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return Artifact(kind=kind, digest=digest, name=name, uri=str(folder))
 
 
@@ -220,16 +227,13 @@ def _track(
         tags=tags,
         params={"estimator": config.estimator, "num_steps": str(config.num_steps), "seed": str(seed)},
         timestamp_ms=timestamp_ms,
-        datasets=[DatasetRef(name="trace_snapshot", digest=snapshot.artifact_id.split("-")[-1], context="training")],
+        datasets=[
+            DatasetRef(
+                name="trace_snapshot", digest=Catalog(home).artifact(snapshot.artifact_id).digest, context="training"
+            )
+        ],
     )
     tracking.log_training(run_id, list(curves), timestamp_ms=timestamp_ms)
-    tracking.register_policy(
-        name=f"kvpolicy-{model.name}",
-        folder=artifact.uri,
-        run_id=run_id,
-        tags=tags,
-        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
-    )
     tracking.finish(run_id, timestamp_ms=timestamp_ms)
     return run_id
 

@@ -40,6 +40,9 @@ class PromptConfig:
         tasks_of(self.benchmark)
         if not self.tasks:
             raise InputError("prompts: tasks is empty, expected at least one")
+        if len(set(self.tasks)) < len(self.tasks):
+            twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
+            raise InputError(f"prompts: tasks has {twice} twice, expected each once")
         texts = {"essays": bool(self.essays), "squad": bool(self.squad), "hotpotqa": bool(self.hotpotqa)}
         for task in self.tasks:
             info = task_info(self.benchmark, task)

@@ -58,7 +58,7 @@ class AgentConfig:
 class BatchedAgents(nn.Module):
     """Agents of `num_heads` KV heads as one network.
 
-    Weights are float32; products run in the dtype of the keys, normalisation and the score in float32.
+    Weights are float32; products and normalisation run in the dtype of the keys, the score in float32.
     """
 
     key_mean: Tensor
@@ -118,7 +118,8 @@ class BatchedAgents(nn.Module):
         hidden = nn.functional.silu(_layer_norm(hidden, self.hidden1_gain, self.hidden1_shift))
         hidden = _affine(hidden, self.hidden2_weight, self.hidden2_bias)
         hidden = nn.functional.silu(_layer_norm(hidden, self.hidden2_gain, self.hidden2_shift))
-        return (hidden @ self.score_weight.to(dtype)).squeeze(-1).float()
+        # In half precision a thousand tokens share a few hundred scores, and ties rank by position.
+        return (hidden.float() @ self.score_weight).squeeze(-1)
 
     @torch.no_grad()
     def fit_inputs(self, keys: Float[Tensor, "head token dim"], values: Float[Tensor, "head token dim"]) -> None:

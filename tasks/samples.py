@@ -1,0 +1,48 @@
+"""Reading prompt sets again: as samples, as token ids, and as rows of the catalog."""
+
+from pathlib import Path
+from typing import Any
+
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.prompts import EncodedSample, encode
+from kvpolicy.protocol import cut_sample
+from storage.parquet import read_rows
+from tasks.model import load_model
+from tasks.references import ModelRef, PromptsRef
+
+
+def read_samples(prompts: PromptsRef) -> list[Sample]:
+    """Read the samples of a set, in its order."""
+    return [_sample(row) for row in read_rows(Path(prompts.path))]
+
+
+def read_encoded(prompts: PromptsRef, model: ModelRef, part: slice = slice(None)) -> list[EncodedSample]:
+    """Read samples of a set, all or a part, as token ids of a model."""
+    tokenizer = load_model(model).tokenizer
+    return [encode(sample, tokenizer) for sample in read_samples(prompts)[part]]
+
+
+def sample_row(
+    example: EncodedSample, setting: str, prompts: PromptsRef, model: ModelRef, collection: str = ""
+) -> dict[str, Any]:
+    """Row of the catalog's table `samples`; the collection is that of its traces, if they are kept."""
+    sample = example.sample
+    cut = cut_sample(example, setting)
+    return {
+        "sample_id": sample.sample_id,
+        "benchmark": sample.benchmark,
+        "task": sample.task,
+        "split": sample.split,
+        "setting": setting,
+        "seed": prompts.seed,
+        "prompt_digest": sample.digest(),
+        "context_tokens": cut.num_context,
+        "question_tokens": len(example.question_ids),
+        "answer_tokens": cut.num_answer,
+        "collection": collection,
+        "model_digest": model.digest,
+    }
+
+
+def _sample(row: dict[str, Any]) -> Sample:
+    return Sample(**{**row, "references": tuple(row["references"])})
