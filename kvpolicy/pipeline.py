@@ -128,14 +128,14 @@ def _read_part(place: str, part_type: type, values: Any, problems: list[str]) ->
     fields: dict[str, Any] = {}
     for key, value in values.items():
         own, kind = f"{place}.{key}", kinds.get(key)
-        given = tuple(value) if isinstance(value, list) else value
+        given: Any = tuple(value) if isinstance(value, list) else value
         if kind is None:
             problems.append(f"{own} is unknown")
         elif dataclasses.is_dataclass(kind):
             part = _read_part(own, kind, value, problems)  # type: ignore[arg-type]  # a class, as it is a type hint
             fields |= {} if part is None else {key: part}
         elif _fits(given, kind):
-            fields[key] = given
+            fields[key] = float(given) if kind is float else given
         else:
             problems.append(f"{own} is {value!r}, expected {_wording(kind)}")
     try:

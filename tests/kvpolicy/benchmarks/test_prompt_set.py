@@ -1,0 +1,97 @@
+"""Sets of prompts: which samples they hold, that they fit, and what is refused before one is made."""
+
+import pytest
+
+from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
+from kvpolicy.benchmarks.registry import benchmark_names, tasks_of
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
+from kvpolicy.prompts import count_prompt_tokens, encode
+
+CONFIG = PromptConfig(tasks=("niah_single_1", "vt"), length_tokens=1200)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return tiny_model("llama").tokenizer
+
+
+def _generate(tokenizer, config=CONFIG, *, split="train", num_samples_per_task=2, seed=0):
+    return generate_samples(
+        config, split=split, num_samples_per_task=num_samples_per_task, seed=seed, tokenizer=tokenizer
+    )
+
+
+def test_a_set_has_every_task_in_turn(tokenizer):
+    samples = _generate(tokenizer, num_samples_per_task=3)
+    assert [sample.task for sample in samples] == ["niah_single_1", "vt"] * 3
+    assert len({sample.sample_id for sample in samples}) == 6
+    assert {sample.split for sample in samples} == {"train"}
+
+
+def test_prompts_and_answers_fit_in_the_length(tokenizer):
+    for sample in _generate(tokenizer):
+        num_tokens = count_prompt_tokens(sample, tokenizer)
+        assert num_tokens + sample.max_new_tokens <= CONFIG.length_tokens
+        encoded = encode(sample, tokenizer)
+        assert len(encoded.context_ids) + len(encoded.question_ids) == num_tokens
+
+
+def test_a_seed_gives_one_set_and_another_seed_another(tokenizer):
+    first, again, other = (_generate(tokenizer, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert not {sample.context for sample in first} & {sample.context for sample in other}
+
+
+def test_a_larger_set_begins_with_the_smaller(tokenizer):
+    assert _generate(tokenizer, num_samples_per_task=3)[:2] == _generate(tokenizer, num_samples_per_task=1)
+
+
+def test_splits_share_nothing(tokenizer):
+    contexts = [{sample.context for sample in _generate(tokenizer, split=split)} for split in ("train", "test")]
+    assert not contexts[0] & contexts[1]
+
+
+def test_outside_texts_are_read_when_they_are_named(tokenizer, squad_file):
+    config = PromptConfig(tasks=("qa_1",), length_tokens=2400, squad=str(squad_file))
+    (sample,) = _generate(tokenizer, config, num_samples_per_task=1)
+    assert sample.task == "qa_1"
+    assert list(config.read_texts().digests) == [str(squad_file)]
+
+
+def test_the_defaults_need_nothing_from_outside():
+    assert PromptConfig().tasks == tuple(DEFAULT_TASKS)
+    assert all(info.is_default for info in tasks_of("ruler") if info.task in PromptConfig().tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"benchmark": "rule"}, ("'rule'", *benchmark_names())),
+        ({"tasks": ("juggling",)}, ("'juggling'", "niah_single_1", "vt")),
+        ({"tasks": ()}, ("tasks is empty",)),
+        ({"tasks": ("vt", "cwe", "vt")}, ("tasks", "vt", "twice")),
+        ({"length_tokens": 0}, ("length_tokens is 0",)),
+        ({"tasks": ("qa_1",)}, ("qa_1", "squad is not given")),
+        ({"tasks": ("qa_2",), "squad": "squad.json"}, ("qa_2", "hotpotqa is not given")),
+        ({"tasks": ("vt", "niah_single_2")}, ("niah_single_2", "essays is not given")),
+    ],
+)
+def test_a_wrong_configuration_is_refused_when_it_is_made(fails_in_one_line, changes, expected):
+    message = fails_in_one_line(PromptConfig, **changes)
+    assert all(part in message for part in expected)
+
+
+def test_an_unknown_split_is_refused(tokenizer, fails_in_one_line):
+    message = fails_in_one_line(_generate, tokenizer, split="exam")
+    assert all(part in message for part in ("'exam'", "train", "validation", "test"))
+
+
+def test_a_length_that_no_prompt_fits_is_refused_with_the_task(tokenizer, fails_in_one_line):
+    message = fails_in_one_line(_generate, tokenizer, PromptConfig(tasks=("vt",), length_tokens=100))
+    assert "vt" in message
+
+
+def test_a_text_that_is_not_there_is_named(tokenizer, fails_in_one_line, tmp_path):
+    missing = tmp_path / "prose.txt"
+    config = PromptConfig(tasks=("niah_single_2",), essays=(str(missing),))
+    assert str(missing) in fails_in_one_line(_generate, tokenizer, config)

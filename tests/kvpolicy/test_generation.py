@@ -1,0 +1,147 @@
+"""Answering with a compacted cache: as transformers answers when all is kept, and as a mask says when it is not."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kvpolicy.generation import compressed_generate
+from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.policies.policy_set import PolicySet
+
+FAMILY = "llama"
+PROMPT = "The pass key is 4821. Remember it. What is the pass key?"
+NUM_NEW = 12
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model(FAMILY)
+
+
+@pytest.fixture(scope="module")
+def network(eager_network):
+    return eager_network(FAMILY)
+
+
+def _policy(model, *, constant=False):
+    """Random agents, or agents that score all tokens alike, so that every head keeps the earliest."""
+    spec = model.spec
+    agents = BatchedAgents(
+        AgentConfig(width=8, position_dim=8),
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        generator=torch.Generator().manual_seed(0),
+    ).requires_grad_(False)
+    if constant:
+        agents.score_weight.zero_()
+    return PolicySet(agents=agents, spec=spec, model_digest="", training={})
+
+
+def _prompt_ids(model, prompt=PROMPT):
+    message = [{"role": "user", "content": prompt}]
+    return model.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def _decode(model, tokens):
+    end = model.tokenizer.eos_token_id
+    kept = tokens[: tokens.index(end)] if end in tokens else tokens
+    return model.tokenizer.decode(kept, skip_special_tokens=True)
+
+
+def _greedy_answer(network, prompt_ids, num_new=NUM_NEW):
+    ids = torch.tensor([prompt_ids])
+    with torch.no_grad():
+        output = network.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_new)
+    return output[0, len(prompt_ids) :].tolist()
+
+
+def _masked_answer(network, prompt_ids, kept):
+    """Greedy answer whose tokens see only `kept` of the prompt: the whole sequence anew for every token."""
+    tokens, num_prompt = list(prompt_ids), len(prompt_ids)
+    for _ in range(NUM_NEW):
+        length = len(tokens)
+        visible = torch.ones(length, length, dtype=torch.bool).tril()
+        evicted = torch.tensor(sorted(set(range(num_prompt)) - set(kept)), dtype=torch.long)
+        visible[num_prompt:, evicted] = False
+        mask = torch.zeros(length, length).masked_fill_(~visible, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            logits = network(torch.tensor([tokens]), attention_mask=mask[None, None], use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[num_prompt:]
+
+
+@pytest.mark.parametrize("spare", [0, 1, 1000])
+def test_a_budget_that_holds_everything_answers_like_transformers(model, network, spare):
+    prompt_ids = _prompt_ids(model)
+    answer = compressed_generate(model, _policy(model), PROMPT, budget=len(prompt_ids) + spare, max_new_tokens=NUM_NEW)
+    assert answer.text == _decode(model, _greedy_answer(network, prompt_ids))
+    assert answer.num_kept_tokens == answer.num_prompt_tokens == len(prompt_ids)
+
+
+@pytest.mark.parametrize("budget", [20, 25, 50])
+def test_a_smaller_budget_answers_like_a_mask_over_what_is_gone(model, network, budget):
+    prompt_ids = _prompt_ids(model)
+    num_tokens = len(prompt_ids)
+    assert budget < num_tokens
+    answer = compressed_generate(model, _policy(model, constant=True), PROMPT, budget=budget, max_new_tokens=NUM_NEW)
+    kept = [*range(budget - 16), *range(num_tokens - 16, num_tokens)]
+    assert answer.text == _decode(model, _masked_answer(network, prompt_ids, kept))
+    assert answer.num_kept_tokens == budget
+    assert answer.num_prompt_tokens == num_tokens
+
+
+def test_the_policy_decides_what_is_kept(model):
+    policies = [_policy(model), _policy(model, constant=True)]
+    answers = [
+        compressed_generate(model, policy, PROMPT, budget=24, max_new_tokens=NUM_NEW)
+        for policy in (*policies, policies[0])
+    ]
+    assert answers[0] == answers[2] != answers[1]
+
+
+@pytest.mark.parametrize("num_new", [1, 3])
+def test_an_answer_has_as_many_tokens_as_it_may(model, network, num_new):
+    answer = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=num_new)
+    assert answer.text == _decode(model, _greedy_answer(network, _prompt_ids(model), num_new))
+
+
+def test_a_tokenizer_without_a_chat_format_gets_the_plain_prompt(model, network, monkeypatch):
+    monkeypatch.setattr(model.tokenizer, "chat_template", None)
+    prompt_ids = model.tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
+    answer = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    assert answer.num_prompt_tokens == len(prompt_ids)
+    assert answer.text == _decode(model, _greedy_answer(network, prompt_ids))
+
+
+@pytest.mark.parametrize("prompt", ["", " \n "])
+def test_an_empty_prompt_is_refused(model, fails_in_one_line, prompt):
+    assert "empty" in fails_in_one_line(compressed_generate, model, _policy(model), prompt, budget=64)
+
+
+def test_a_policy_of_another_shape_is_refused(model, fails_in_one_line):
+    policy = dataclasses.replace(_policy(model), spec=dataclasses.replace(model.spec, num_layers=2))
+    message = fails_in_one_line(compressed_generate, model, policy, PROMPT, budget=64)
+    assert "num_layers=2" in message
+    assert "num_layers=3" in message
+
+
+@pytest.mark.parametrize("budget", [-1, 0, 19])
+def test_a_budget_below_what_is_always_kept_is_refused(model, fails_in_one_line, budget):
+    message = fails_in_one_line(compressed_generate, model, _policy(model), PROMPT, budget=budget)
+    assert f"{budget} tokens" in message
+    assert "20" in message
+
+
+@pytest.mark.parametrize("max_new_tokens", [0, -3])
+def test_an_answer_of_no_tokens_is_refused(model, fails_in_one_line, max_new_tokens):
+    message = fails_in_one_line(
+        compressed_generate, model, _policy(model), PROMPT, budget=64, max_new_tokens=max_new_tokens
+    )
+    assert f"max_new_tokens is {max_new_tokens}" in message
+
+
+@pytest.mark.parametrize("num_letters", [600, 440])
+def test_a_prompt_and_answer_beyond_the_model_are_refused(model, fails_in_one_line, num_letters):
+    message = fails_in_one_line(compressed_generate, model, _policy(model), "x" * num_letters, budget=64)
+    assert "512" in message

@@ -1,0 +1,175 @@
+"""The configuration of a pipeline: presets that load and fit, and problems that are all named in one line."""
+
+import dataclasses
+
+import pytest
+from transformers import AutoTokenizer
+
+from kvpolicy.benchmarks.prompt_set import generate_samples
+from kvpolicy.errors import InputError
+from kvpolicy.pipeline import PipelineConfig, load_preset, parse_config, preset_names
+from kvpolicy.policies.agent import PAPER_TABLE_ROWS, AgentConfig
+from kvpolicy.prompts import encode
+from kvpolicy.protocol import cut_sample
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model_folder):
+    return AutoTokenizer.from_pretrained(embedded_model_folder, local_files_only=True)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_load(name):
+    config = load_preset(name)
+    assert config.preset == name
+    assert config.version
+    assert config.dtype == "bfloat16"
+    assert len(config.evaluate.budgets) >= 6
+    assert set(config.evaluate.settings) == {"query_agnostic", "query_aware"}
+    assert list(config.evaluate.budgets) == sorted(config.evaluate.budgets)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_budgets_of_presets_fit_in_the_contexts_of_every_task(name, tokenizer):
+    config = load_preset(name)
+    samples = generate_samples(config.prompts, split="test", num_samples_per_task=1, seed=0, tokenizer=tokenizer)
+    assert [sample.task for sample in samples] == list(config.prompts.tasks)
+    for sample in samples:
+        cut = cut_sample(encode(sample, tokenizer), "query_agnostic")
+        config.evaluate.check_context(cut.num_context, sample.sample_id)
+
+
+def test_the_paper_preset_is_the_published_schedule():
+    config = load_preset("paper")
+    train = config.train
+    assert (train.estimator, train.num_steps, train.batch_sequences) == ("rloo", 4000, 128)
+    assert (train.weight_decay, train.max_gradient_norm, train.ema_decay) == (1e-3, 5.0, 0.99)
+    assert train.learning_rate_at(1) == pytest.approx(5e-5 * (0.01 + 0.99 / 100))
+    assert train.learning_rate_at(100) == pytest.approx(5e-5)
+    assert train.learning_rate_at(2050) == pytest.approx((5e-5 + 1e-6) / 2)
+    assert train.learning_rate_at(4000) == pytest.approx(1e-6)
+    assert train.agent == AgentConfig(width=256, position="table", position_dim=32)
+    assert config.prompts.length_tokens == 4096 <= PAPER_TABLE_ROWS
+    assert config.collect.num_train_samples * len(config.prompts.tasks) == 6000
+    assert config.evaluate.num_random_seeds >= 3
+
+
+def test_presets_say_what_their_files_say():
+    demo = load_preset("demo")
+    assert demo.prompts.tasks == ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
+    assert demo.train.agent == AgentConfig(width=128)
+    assert isinstance(demo.evaluate.budgets, tuple)
+    assert hash(demo) == hash(load_preset("demo"))
+
+
+def test_an_unknown_preset_is_refused_with_those_there_are(fails_in_one_line):
+    message = fails_in_one_line(load_preset, "huge")
+    assert all(name in message for name in ("huge", *preset_names()))
+
+
+def test_a_file_of_nothing_but_its_version_is_the_defaults():
+    assert parse_config('version = "3"', name="own") == PipelineConfig(preset="own", version="3")
+
+
+def test_all_problems_are_named_in_one_line(fails_in_one_line):
+    message = fails_in_one_line(
+        parse_config,
+        """
+        colour = "red"
+        dtype = "int3"
+        [prompts]
+        tasks = ["vt", "juggling"]
+        [collect]
+        speed = 3
+        num_train_samples = 0
+        [train]
+        num_steps = 0
+        estimator = "guess"
+        agent = { depth = 3, width = 0 }
+        [evaluate]
+        budgets = [1, 64]
+        num_samples = 0
+        """,
+        name="own",
+    )
+    expected = (
+        "configuration own",
+        "colour is unknown",
+        "version is missing",
+        "int3",
+        "juggling",
+        "collect.speed is unknown",
+        "num_train_samples is 0",
+        "num_steps is 0",
+        "'guess'",
+        "train.agent.depth is unknown",
+        "width is 0",
+        "budget 1 is below",
+        "num_samples is 0",
+    )
+    assert [part for part in expected if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("train = 3", "train"),
+        ('train = "exact"', "train"),
+        ("evaluate = [1, 2]", "evaluate"),
+        ("[train]\nagent = 3", "train.agent"),
+        ('[train]\nnum_steps = "many"', "train.num_steps"),
+        ("[train]\nnum_steps = 1.5", "train.num_steps"),
+        ("[train]\nnum_steps = true", "train.num_steps"),
+        ('[train]\nlearning_rate = "low"', "train.learning_rate"),
+        ("[collect]\nsetting = 3", "collect.setting"),
+        ('[evaluate]\nbudgets = [64, "most"]', "evaluate.budgets"),
+        ("[evaluate]\nbudgets = 64", "evaluate.budgets"),
+        ('[evaluate]\nmax_answer_tokens = "few"', "evaluate.max_answer_tokens"),
+        ('[prompts]\ntasks = "vt"', "prompts.tasks"),
+        ("[prompts]\nsquad = 3", "prompts.squad"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_place(fails_in_one_line, text, place):
+    assert place in fails_in_one_line(parse_config, f'version = "1"\n{text}', name="own")
+
+
+def test_a_whole_number_is_a_number():
+    assert parse_config('version = "1"\n[train]\nweight_decay = 0', name="own").train.weight_decay == 0
+
+
+def test_a_file_that_is_no_toml_is_refused(fails_in_one_line):
+    assert "own" in fails_in_one_line(parse_config, "version = = 1\n[[", name="own")
+
+
+def test_changes_leave_the_rest_as_it_is():
+    smoke = load_preset("smoke")
+    changed = smoke.with_changes({"evaluate": {"budgets": (24, 48)}, "train": {"estimator": "rloo"}, "prompts": {}})
+    assert changed.evaluate.budgets == (24, 48)
+    assert changed.train.estimator == "rloo"
+    assert changed == dataclasses.replace(
+        smoke,
+        evaluate=dataclasses.replace(smoke.evaluate, budgets=(24, 48)),
+        train=dataclasses.replace(smoke.train, estimator="rloo"),
+    )
+    assert smoke == load_preset("smoke") == smoke.with_changes({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"judge": {"budgets": (64,)}}, ("judge", "evaluate")),
+        ({"evaluate": {"budgets": (64,), "pace": 1, "colour": 2}}, ("evaluate", "colour, pace")),
+        ({"evaluate": {"budgets": (3,)}}, ("budget 3",)),
+        ({"prompts": {"tasks": ("qa_1",)}}, ("qa_1", "squad")),
+        ({"train": {"estimator": "guess"}}, ("'guess'", "exact, rloo")),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_changes_that_are_wrong_are_refused(fails_in_one_line, changes, expected):
+    message = fails_in_one_line(load_preset("smoke").with_changes, changes)
+    assert all(part in message for part in expected)
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(InputError, match=r"'int3'.*bfloat16"):
+        PipelineConfig(preset="own", version="1", dtype="int3")
