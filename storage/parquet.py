@@ -12,6 +12,8 @@ from storage.digests import digest_json
 from storage.errors import StorageError
 from storage.tables import one_line
 
+_DIGEST = "rows_sha256"  # in the file's metadata: Parquet itself checks neither names nor, by default, values
+
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """Write rows to a file that appears only when it is complete, and return the digest of their content.
@@ -37,8 +39,9 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         digest = digest_json(plain)
+        table = pa.Table.from_pylist(plain).replace_schema_metadata({_DIGEST: digest})
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(plain), draft, compression="zstd", write_page_checksum=True)
+        pq.write_table(table, draft, compression="zstd")
         draft.replace(path)
     except (OSError, OverflowError, pa.ArrowException, StorageError) as error:
         raise StorageError(f"cannot write {path}: {one_line(error)}") from error
@@ -58,7 +61,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
+        table = pq.read_table(path)
+        rows: list[dict[str, Any]] = table.to_pylist()
+        expected = (table.schema.metadata or {}).get(_DIGEST.encode(), b"").decode()
+        if digest_json(rows) != expected:
+            raise StorageError("damaged, its content is not what was written")
+    except (OSError, ValueError, pa.ArrowException, StorageError) as error:
         raise StorageError(f"cannot read {path}: {one_line(error)}; run the stage that makes it again") from error
     return rows
