@@ -6,6 +6,7 @@ from itertools import islice
 
 import torch
 
+from kvpolicy.errors import InputError
 from kvpolicy.seeds import derive_seed
 from kvpolicy.training import TraceBatch
 from storage.traces import TraceRow, TraceStore
@@ -21,7 +22,12 @@ def shuffled_batches(
     """Batches without end, epoch after epoch; their order depends on the seed alone.
 
     Reading runs in one thread, at most `_BATCHES_AHEAD` batches ahead of training.
+
+    Raises:
+        InputError: If there are no rows.
     """
+    if not rows:
+        raise InputError("train: there are no traces to train on: collect some first")
     order = _endless_order(len(rows), torch.Generator().manual_seed(derive_seed(seed, "order")))
     picks = iter(lambda: [rows[index] for index in islice(order, batch_sequences)], None)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="traces") as reader:

@@ -1,6 +1,10 @@
 """The one way to write a task: keys, skipping, and what is recorded of success and failure."""
 
 import dataclasses
+import importlib.util
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,8 @@ from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
-from tasks.stage import Stage, is_completed, run_stage, stage_task
+from storage.lineage import module_digests
+from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
 
 RESULT = Artifact(kind="prompts", digest=digest_bytes(b"result"), name="a result")
 
@@ -37,9 +42,9 @@ def test_the_same_stage_runs_once(home, stage):
         bodies.append(run.run_id)
         work(run)
 
-    assert not is_completed(home, stage)
+    assert find_completed(home, stage) is None
     first, second = run_stage(home, stage, body), run_stage(home, stage, body)
-    assert is_completed(home, stage)
+    assert find_completed(home, stage).run_id == first.run_id
     assert bodies == [first.run_id] == [second.run_id]
     assert (first.skipped, second.skipped) == (False, True)
     assert first.outputs == second.outputs == {"result": RESULT.artifact_id}
@@ -64,10 +69,73 @@ def test_a_failure_is_a_row_with_its_reason_and_makes_nothing(home, stage):
         run_stage(home, stage, fail)
     (failed,) = Catalog(home).rows("runs")
     assert (failed["outcome"], failed["reason"]) == ("failed", "OSError: the disk is full")
-    assert not is_completed(home, stage)
+    assert find_completed(home, stage) is None
     with pytest.raises(StorageError, match="no artifact"):
         Catalog(home).artifact(RESULT.artifact_id)
     assert not run_stage(home, stage, work).skipped
+
+
+def test_a_result_that_is_gone_is_made_again(home, stage, tmp_path):
+    place = tmp_path / "result"
+
+    def make(run: RunRecorder) -> None:
+        place.write_text("a result")
+        run.output("result", dataclasses.replace(RESULT, uri=str(place)))
+
+    first = run_stage(home, stage, make)
+    assert run_stage(home, stage, make).skipped
+    place.unlink()
+    assert find_completed(home, stage) is None
+    again = run_stage(home, stage, make)
+    assert not again.skipped
+    assert again.run_id != first.run_id
+    assert again.outputs == first.outputs
+    assert run_stage(home, stage, make).run_id == again.run_id
+
+
+def test_of_two_at_once_one_runs_and_the_other_finds_its_result(home, stage):
+    bodies = []
+
+    def slow(run: RunRecorder) -> None:
+        bodies.append(run.run_id)
+        time.sleep(0.3)
+        work(run)
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda _: run_stage(home, stage, slow), range(2)))
+    assert [outcome.run_id for outcome in outcomes] == bodies * 2
+    assert sorted(outcome.skipped for outcome in outcomes) == [False, True]
+
+
+def test_stages_that_differ_do_not_wait_for_each_other(home, stage):
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(run: RunRecorder) -> None:
+        both.wait()  # broken, and so a failure, if one runs after the other
+        work(run)
+
+    stages = [stage, dataclasses.replace(stage, seed=2)]
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda one: run_stage(home, one, meet), stages))
+    assert not any(outcome.skipped for outcome in outcomes)
+
+
+def test_a_failure_leaves_no_lock_behind(home, stage):
+    def fail(run: RunRecorder) -> None:
+        raise OSError("no luck")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="no luck"):
+            run_stage(home, stage, fail)
+    assert [run["outcome"] for run in Catalog(home).rows("runs")] == ["failed"] * 2
+
+
+def test_code_that_changes_no_result_changes_no_key():
+    for name in _CHANGES_NO_RESULT:
+        assert importlib.util.find_spec(name) is not None  # a module that was renamed would count again
+    covered = module_digests("tasks.train", without=_CHANGES_NO_RESULT)
+    assert not covered.keys() & _CHANGES_NO_RESULT
+    assert {"tasks.train", "kvpolicy.training", "kvpolicy.objectives.exact", "tasks.traces"} <= covered.keys()
 
 
 def test_the_key_covers_everything_that_a_result_depends_on(stage):

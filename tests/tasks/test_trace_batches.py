@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from storage.traces import TraceSample, TraceStore
-from tasks.traces import read_batch, shuffled_batches, single_batches
+from tasks.traces import _PADDING_TOKENS, read_batch, shuffled_batches, single_batches
 
 LENGTHS = (5, 9, 3, 7, 6)
 NUM_HEADS, DIM = 4, 8
@@ -59,18 +59,18 @@ def _draw(store, rows, num_batches, *, seed, batch_sequences=2):
     return drawn
 
 
-def test_a_batch_is_padded_to_its_longest_sample(store, rows):
+def test_a_batch_is_padded_to_its_longest_sample_rounded_up(store, rows):
     picked = [row for row in rows if row.context_tokens in (9, 3)]
-    batch = read_batch(store, picked, slice(1, 3))
-    assert batch.keys.shape == batch.values.shape == (2, 2, 9, DIM)
-    assert batch.importance.shape == (2, 2, 9)
+    batch, width = read_batch(store, picked, slice(1, 3)), _PADDING_TOKENS
+    assert batch.keys.shape == batch.values.shape == (2, 2, width, DIM)
+    assert batch.importance.shape == (2, 2, width)
     for index, row in enumerate(picked):
         alone, length = store.read(row, slice(1, 3)), row.context_tokens
         assert torch.equal(batch.keys[:, index, :length], alone.keys)
         assert torch.equal(batch.values[:, index, :length], alone.values)
         assert torch.equal(batch.importance[:, index, :length], alone.importance)
         assert torch.equal(batch.positions[index, :length], alone.positions)
-        assert batch.mask[index].tolist() == [True] * length + [False] * (9 - length)
+        assert batch.mask[index].tolist() == [True] * length + [False] * (width - length)
         assert not batch.importance[:, index, length:].any()
 
 
