@@ -178,8 +178,8 @@ class Tracking:
     ) -> str:
         """Register a policy set as a version of a model and return the version.
 
-        The same folder and run again give the same version, whatever its aliases are by then. The folder is copied to the run's artifacts, and the
-        version refers to that copy. It gets the alias "challenger", and "champion" too if the model has none yet.
+        The same folder and run again give the same version, whatever its aliases are by then. The folder is copied to
+        the run's artifacts, and the version refers to that copy. It gets the alias "challenger", and "champion" too if the model has none yet.
 
         Args:
             name: name of the registered model.
@@ -218,9 +218,10 @@ class Tracking:
 
     def _open_run(self, curve: CurveRun) -> tuple[str, bool]:
         """Find or make the run of a curve, with everything but its points; return its id and whether it is finished."""
+        experiment_id = self._experiment(curve.experiment)  # first: it quiets MLflow, and that goes before any import
+
         from mlflow.entities import Param
 
-        experiment_id = self._experiment(curve.experiment)
         key = digest_json(_plain(asdict(curve)))
         found = self._client.search_runs([experiment_id], f"tags.`{RUN_KEY_TAG}` = '{key}'", max_results=1)
         if found and found[0].info.status == "FINISHED":
