@@ -179,7 +179,8 @@ class Tracking:
         """Register a policy set as a version of a model and return the version.
 
         The same folder and run again give the same version, whatever its aliases are by then. The folder is copied to
-        the run's artifacts, and the version refers to that copy. It gets the alias "challenger", and "champion" too if the model has none yet.
+        the run's artifacts, and the version refers to that copy. A new version gets the alias "challenger", and
+        "champion" too if the model has none yet.
 
         Args:
             name: name of the registered model.
