@@ -83,8 +83,11 @@ def train(
     groups: list[str] = []
     if find_completed(plan.home, training_stage(plan.model, snapshot, config, seed=seed)) is None:
         num_heads = plan.model.num_heads
-        outcome = train_heads(plan.home, plan.model, snapshot, config, heads=(0, num_heads), seed=seed)
-        groups.append(outcome.outputs["group"])
+        size = config.heads_per_group or num_heads
+        for first in range(0, num_heads, size):
+            heads = (first, min(first + size, num_heads))
+            outcome = train_heads(plan.home, plan.model, snapshot, config, heads=heads, seed=seed)
+            groups.append(outcome.outputs["group"])
     policy, outcome = assemble_policy(plan.home, plan.model, snapshot, config, groups, seed=seed)
     return StageReport(
         artifact_id=policy.artifact_id,

@@ -45,6 +45,7 @@ class TrainConfig:
         max_gradient_norm: Of each head.
         ema_decay: Of the averaged weights that are kept; 0 keeps the last ones.
         heldout_every_steps: Steps between measurements on held-out traces, besides the one at the end.
+        heads_per_group: Heads that one task trains at once; None trains all of them together.
     """
 
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -59,6 +60,7 @@ class TrainConfig:
     max_gradient_norm: float = 5.0
     ema_decay: float = 0.9
     heldout_every_steps: int = 50
+    heads_per_group: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -84,6 +86,8 @@ class TrainConfig:
             for name in ("learning_rate", "max_gradient_norm")
             if getattr(self, name) <= 0
         ]
+        if self.heads_per_group is not None and self.heads_per_group < 1:
+            problems.append(f"heads_per_group is {self.heads_per_group}, expected at least 1")
         if self.estimator not in ESTIMATORS:
             problems.append(f"estimator is {self.estimator!r}, expected one of {', '.join(ESTIMATORS)}")
         if not 0 <= self.ema_decay < 1:
@@ -175,6 +179,7 @@ def train_agents(
     if first is not None:
         agents.fit_inputs(first.keys[:, first.mask], first.values[:, first.mask])
         source = chain([first], source)
+        del first  # a batch may be gigabytes
     averaged = copy.deepcopy(agents).requires_grad_(False)
     optimizer = torch.optim.AdamW(agents.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     noise = torch.Generator(device=device).manual_seed(noise_seed)

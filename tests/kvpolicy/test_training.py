@@ -7,6 +7,7 @@ import torch
 
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.seeds import spawn_seeds
 from kvpolicy.training import TraceBatch, TrainConfig, clip_by_head, heldout_cost, train_agents
 
 AGENT = AgentConfig(width=16, position_dim=8)
@@ -16,8 +17,8 @@ NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 48
 # CPU. Other instruction sets round differently and AdamW magnifies that: 6e-4 was seen in a cost, where two tokens
 # change places, and 2e-5 in a loss.
 GOLDEN = {
-    "exact": ((2.750538, 3.153780, 5.514379), 1.584210),
-    "rloo": ((3.268116, 3.918962, 6.975641), -0.063681),
+    "exact": ((2.209690, 3.078495, 5.176719), 1.522766),
+    "rloo": ((2.777029, 3.451656, 6.734674), -0.497183),
 }
 
 
@@ -213,7 +214,8 @@ def test_averaged_weights_are_the_ema_of_the_steps():
             num_steps=steps, ema_decay=0.0, learning_rate=1e-2, final_learning_rate=1e-2, num_warmup_steps=0
         )
         trajectory.append(_train(config)[0].hidden1_weight)
-    first = BatchedAgents(AGENT, num_heads=NUM_HEADS, head_dim=HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(spawn_seeds(0, 2)[0])
+    first = BatchedAgents(AGENT, num_heads=NUM_HEADS, head_dim=HEAD_DIM, generator=generator)
     expected = first.hidden1_weight.detach()
     for step, weights in enumerate(trajectory, start=1):
         decay = min(0.3, step / (step + 10))
