@@ -37,23 +37,27 @@ def own_server(home: Path) -> Iterator[Callable[[], None]]:
     if "PREFECT_API_URL" in os.environ:
         yield lambda: None
         return
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    log = home / "prefect" / "server.log"
+    log.parent.mkdir(exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as stream:
         port = int(listening.getsockname()[1])
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.server", str(listening.fileno())],
             stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=stream,
             pass_fds=[listening.fileno()],
             start_new_session=True,  # an interrupt from the keyboard is for the command alone
         )
     os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     try:
-        yield lambda: _wait(port, process, home)
+        yield lambda: _wait(port, process, log)
     finally:
         del os.environ["PREFECT_API_URL"]
         _stop(process)
 
 
-def _wait(port: int, process: subprocess.Popen[bytes], home: Path) -> None:
+def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _STARTUP_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_STARTUP_TIMEOUT_S)
@@ -67,7 +71,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], home: Path) -> None:
             connection.close()
         time.sleep(0.1)
     raise StorageError(
-        f"Prefect's own server did not start on {home / 'prefect'}: look above for its reason, "
+        f"Prefect's own server did not start, {log} says why: "
         "move that folder away, or name a running server with PREFECT_API_URL"
     )
 
