@@ -28,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_INTERRUPTED = 130
+
 HomeOption = Annotated[
     str | None, typer.Option("--home", help="Folder of all state [default: KVP_HOME or ./.kvp]", metavar="DIR")
 ]
@@ -245,7 +247,7 @@ def main() -> None:
     except (InputError, StorageError) as error:
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; run the same command again to go on", code=130)
+        code = _INTERRUPTED
     except BrokenPipeError:
         os._exit(0)  # the reader of our output has gone; there is nobody to tell
     except Exception as error:
@@ -253,8 +255,9 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _fail(f"{error.format_message().rstrip('.')}; see `kvp --help`", code=2)
-    else:
-        sys.exit(code if isinstance(code, int) else 0)
+    if code == _INTERRUPTED:  # typer makes this of an interrupt, without a word
+        _fail("interrupted; run the same command again to go on", code=_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, *, code: int = 1) -> None:
