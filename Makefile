@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is not Python 3.11 or newer: install it, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || \
 		{ echo "make: $(PYTHON) cannot make .venv: install its venv module, such as python3-venv" >&2; exit 1; }

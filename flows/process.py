@@ -42,6 +42,8 @@ def configure_libraries() -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if not sys.stderr.isatty():
+        defaults["TQDM_DISABLE"] = "1"  # transformers converts under a bar of tqdm's own
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
