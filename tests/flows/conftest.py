@@ -1,0 +1,153 @@
+"""What the tests of flows share: the command, one Prefect server, and one smoke run of the embedded model."""
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import (
+    Finished,
+    environment,
+    free_port,
+    last_line,
+    run_command,
+    start_process,
+    stop_process,
+    wait_for_server,
+)
+
+SMOKE = ("--preset", "smoke", "--tasks", "niah_single_1")  # half of the preset's tasks: it is run often
+Command = Callable[..., Finished]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """The first run of some options in a new home."""
+
+    options: tuple[str, ...]
+    home: Path
+    finished: Finished
+    document: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Prefect server that lives as long as the tests: an embedded one takes each command 10 s or more."""
+    folder = tmp_path_factory.mktemp("prefect-server")
+    port = free_port()
+    url, log = f"http://127.0.0.1:{port}/api", folder / "server.log"
+    env = environment(PREFECT_HOME=str(folder), PREFECT_SERVER_UI_ENABLED="false", PREFECT_API_URL=url)
+    process = start_process(
+        ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)], log=log, env=env
+    )
+    try:
+        wait_for_server(url, process, log=log, timeout_s=120)
+        yield url
+    finally:
+        stop_process(process)
+
+
+@pytest.fixture(scope="session")
+def server_environment(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of processes that use the server."""
+    return environment(PREFECT_API_URL=prefect_api, PREFECT_HOME=str(tmp_path_factory.mktemp("prefect-client")))
+
+
+@pytest.fixture(scope="session")
+def kvp(server_environment: dict[str, str]) -> Command:
+    """Runs `kvp` as a process that uses the server: `kvp("sql", "SELECT 1", home=folder)`."""
+
+    def run(*args: str, home: Path | None = None, timeout_s: float = 180, **variables: str) -> Finished:
+        command = ["kvp", *args, *(() if home is None else ("--home", str(home)))]
+        return run_command(command, env={**server_environment, **variables}, timeout_s=timeout_s)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def smoke_run(embedded_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineRun:
+    """The whole pipeline, once, with the embedded model and Prefect's embedded server."""
+    del embedded_model_folder  # fetched and converted before the clock runs
+    home = tmp_path_factory.mktemp("smoke") / "home"
+    finished = run_command(["kvp", "run", *SMOKE, "--home", str(home), "--json"], env=environment(), timeout_s=240)
+    if finished.code:
+        pytest.fail(f"kvp run ended with {finished.code}: {last_line(finished.stderr)}", pytrace=False)
+    return PipelineRun(options=SMOKE, home=home, finished=finished, document=json.loads(finished.stdout))
+
+
+@pytest.fixture(scope="session")
+def small_run(
+    prefect_api: str,
+    embedded_model_folder: Path,
+    tiny_model_folder: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> PipelineRun:
+    """The same flow in this process, with a tiny random model that has the embedded one's tokenizer: a few seconds."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from transformers import AutoTokenizer
+
+    from flows.options import Choices
+    from flows.pipeline import retrain
+    from flows.summary import summarise
+    from storage.home import Home
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder)
+    folder = tmp_path_factory.mktemp("small") / "tiny-llama"
+    shutil.copytree(
+        tiny_model_folder("llama", vocab_size=len(tokenizer), max_position_embeddings=1024, eos_token_id=2), folder
+    )
+    tokenizer.save_pretrained(folder)
+    home = folder.parent / "home"
+    try:
+        with temporary_settings({PREFECT_API_URL: prefect_api}):
+            stages = retrain(
+                preset="smoke", model=str(folder), home=str(home), choices=Choices(tasks=["niah_single_1"])
+            )
+    finally:
+        logging.getLogger("kvpolicy").handlers.clear()  # it writes to what pytest takes away
+    return PipelineRun(
+        options=(*SMOKE, "--model", str(folder)),
+        home=home,
+        finished=Finished(code=0, stdout="", stderr=""),
+        document=summarise(Home.open(home), stages),
+    )
+
+
+@pytest.fixture
+def kvp_here(
+    prefect_api: str,
+    server_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    """Runs `kvp` in this process, which has loaded everything heavy already, with the same server."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.cli import main
+
+    for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME"))]:
+        monkeypatch.delenv(name)
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        monkeypatch.setenv(name, server_environment[name])
+
+    def run(*args: str, home: Path | None = None, **variables: str) -> Finished:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["kvp", *args, *(() if home is None else ("--home", str(home)))])
+        capfd.readouterr()
+        try:
+            with temporary_settings({PREFECT_API_URL: prefect_api}), pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            logging.getLogger("kvpolicy").handlers.clear()  # it writes to what capfd takes away
+        said = capfd.readouterr()
+        code = ended.value.code
+        return Finished(code=code if isinstance(code, int) else 1, stdout=said.out, stderr=said.err)
+
+    return run
