@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,6 @@ def small_run(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> PipelineRun:
     """The same flow in this process, with a tiny random model that has the embedded one's tokenizer: a few seconds."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
     from transformers import AutoTokenizer
 
     from flows.options import Choices
@@ -105,7 +105,7 @@ def small_run(
     tokenizer.save_pretrained(folder)
     home = folder.parent / "home"
     try:
-        with temporary_settings({PREFECT_API_URL: prefect_api}):
+        with _settings(prefect_api):
             stages = retrain(
                 preset="smoke", model=str(folder), home=str(home), choices=Choices(tasks=["niah_single_1"])
             )
@@ -119,6 +119,15 @@ def small_run(
     )
 
 
+@contextmanager
+def _settings(prefect_api: str) -> Iterator[None]:
+    """Settings of flows in this process: the server, and no logs that would still be on their way when it stops."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: prefect_api, PREFECT_LOGGING_TO_API_ENABLED: False}):
+        yield
+
+
 @pytest.fixture
 def kvp_here(
     prefect_api: str,
@@ -127,8 +136,6 @@ def kvp_here(
     capfd: pytest.CaptureFixture[str],
 ) -> Command:
     """Runs `kvp` in this process, which has loaded everything heavy already, with the same server."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     from flows.cli import main
 
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME"))]:
@@ -142,7 +149,7 @@ def kvp_here(
         monkeypatch.setattr(sys, "argv", ["kvp", *args, *(() if home is None else ("--home", str(home)))])
         capfd.readouterr()
         try:
-            with temporary_settings({PREFECT_API_URL: prefect_api}), pytest.raises(SystemExit) as ended:
+            with _settings(prefect_api), pytest.raises(SystemExit) as ended:
                 main()
         finally:
             logging.getLogger("kvpolicy").handlers.clear()  # it writes to what capfd takes away
