@@ -18,8 +18,8 @@ from storage.traces import TraceStore
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.model import load_model
-from tasks.prompts import read_encoded
 from tasks.publish import evaluation_stage, publish_curves
+from tasks.samples import read_encoded
 from tasks.train import assemble_policy, policy_ref, train_heads
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)

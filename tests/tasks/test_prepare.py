@@ -1,14 +1,16 @@
 """Registering models and writing prompts."""
 
+import dataclasses
+
 import pytest
 
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.prompts import count_prompt_tokens
 from storage.catalog import Catalog
-from tasks.evaluate import check_budgets
+from tasks.evaluate import check_prompts
 from tasks.model import load_model, register_model
-from tasks.prompts import read_encoded, read_samples, sample_row
+from tasks.samples import read_encoded, read_samples, sample_row
 
 
 def test_a_model_is_registered_once(home, model, model_folder):
@@ -65,6 +67,14 @@ def test_a_row_says_how_a_setting_divides_a_sample(prompts, model):
 def test_budgets_above_a_context_are_refused(prompts, model):
     part = prompts("test")
     shortest = min(len(example.context_ids) for example in read_encoded(part, model))
-    check_budgets.fn(model, part, EvaluateConfig(budgets=(20, shortest)))
+    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest)))
     with pytest.raises(InputError, match=f"budget {shortest + 1} is above the context of sample ruler/"):
-        check_budgets.fn(model, part, EvaluateConfig(budgets=(20, shortest + 1)))
+        check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest + 1)))
+
+
+def test_splits_that_share_a_text_are_refused(prompts, model):
+    train, test = prompts("train"), prompts("test")
+    check_prompts.fn(model, [train, test], EvaluateConfig(budgets=(20,)))
+    leaked = dataclasses.replace(train, path=test.path)
+    with pytest.raises(InputError, match=r"train.*test|test.*train"):
+        check_prompts.fn(model, [leaked, test], EvaluateConfig(budgets=(20,)))
