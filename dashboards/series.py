@@ -18,7 +18,10 @@ _MAX_DECADES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One method at one budget: the mean over its seeds, and the hull of the seeds' intervals."""
+    """One method at one budget: the mean over its seeds, and the hull of the seeds' intervals.
+
+    Without intervals both ends are the value.
+    """
 
     budget: int
     value: float
@@ -26,6 +29,7 @@ class Point:
     high: float
     num_samples: int
     num_seeds: int
+    has_interval: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +183,7 @@ def _over_seeds(budget: int, seeds: Mapping[int, Mapping[str, Any]]) -> Point:
         high=max(_end(row, "ci_high") for row in rows),
         num_samples=max(int(row["n"]) for row in rows),
         num_seeds=len(rows),
+        has_interval=any(row["ci_low"] is not None and not math.isnan(row["ci_low"]) for row in rows),
     )
 
 

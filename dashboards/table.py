@@ -132,6 +132,8 @@ def _cell(point: Point | None, mark: str, *, bold: bool) -> Text:
     if point is None:
         return Text("–", style="dim")
     cell = Text(format_number(point.value) + mark, style="bold" if bold else "")
+    if not point.has_interval:
+        return cell
     return cell.append(f" [{format_number(point.low)}, {format_number(point.high)}]", style="not bold dim")
 
 

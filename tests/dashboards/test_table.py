@@ -132,3 +132,11 @@ def test_stages_with_time_and_what_was_skipped():
 @pytest.mark.parametrize(("seconds", "text"), [(59.94, "59.9 s"), (59.96, "1 min 00 s"), (3725, "62 min 05 s")])
 def test_durations_round_over_the_minute(seconds: float, text: str):
     assert text in render(stage_table({"train": {"seconds": seconds, "skipped": False}}))
+
+
+def test_a_point_without_an_interval_shows_none():
+    rows = [point(method="kvp", value=0.5, ci_low=None, ci_high=None), point(method="h2o", value=0.25)]
+    table = curve_table(rows, metric=rows[0]["metric"], setting=rows[0]["setting"])
+    shown = {name: cell.plain for name, cell in zip(cells(table, 0), cells(table, 1), strict=True)}
+    assert shown["kvp"] == ".50"
+    assert shown["h2o"].startswith(".25 [")
