@@ -9,7 +9,6 @@ from kvpolicy.models.reference import resolve_model
 from kvpolicy.specs import ModelSpec
 from storage.catalog import Artifact, Catalog
 from storage.home import Home
-from tasks.progress import LOGGER
 from tasks.references import ModelRef
 from tasks.stage import stage_task
 
@@ -21,7 +20,6 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
     Raises:
         InputError: If there is no such model, or it is not supported.
     """
-    LOGGER.info("model: %s (the first time it may be fetched and converted, which takes a minute)", source)
     found = resolve_model(source)
     model = _load(str(found.folder), dtype)
     catalog = Catalog(home)
