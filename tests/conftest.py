@@ -12,6 +12,8 @@ from jaxtyping import install_import_hook
 
 # Before torch loads OpenMP: on busy cores its threads otherwise spin while they wait, and tests take ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before Prefect sets its logging up, which any test may be the first to do: the command's own choice (flows.process).
+os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 import torch
 
