@@ -153,7 +153,7 @@ def test_shards_judge_what_one_shard_does(home, model, policy, prompts, judged):
     test = prompts("test", 2)
     smaller = dataclasses.replace(EVALUATE, examples_per_shard=3)
     parts = [evaluate_shard.fn(home, model, [policy], test, smaller, first=first, seed=0)[0] for first in (0, 3)]
-    key = lambda row: (row["sample_id"], row["setting"], row["method"], row["seed"])  # noqa: E731
+    key = lambda row: (row["sample_id"], row["setting"], row["method"], row["seed"])  # noqa: E731  # used twice, right below
     assert [vars(score) for score in read_scores(parts)] == [vars(score) for score in read_scores(shards)]
     assert sorted(read_costs(parts), key=key) == sorted(read_costs(shards), key=key)
 
