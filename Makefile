@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: setup demo smoke test test-slow lint types contract
+.PHONY: setup demo smoke test test-slow bench lint types contract
 
 setup: $(INSTALLED)
 
@@ -28,6 +28,9 @@ test: setup
 
 test-slow: setup
 	@$(BIN)/pytest -m slow
+
+bench: setup
+	@$(BIN)/pytest -m benchmark -s
 
 lint: setup
 	@$(BIN)/ruff check

@@ -110,11 +110,15 @@ class BatchedAgents(nn.Module):
         dtype = keys.dtype
         keys = ((keys.float() - self.key_mean) * self.key_scale).to(dtype)
         values = ((values.float() - self.value_mean) * self.value_scale).to(dtype)
-        key = _layer_norm(_affine(keys, self.key_weight, self.key_bias), self.key_gain, self.key_shift)
-        value = _layer_norm(_affine(values, self.value_weight, self.value_bias), self.value_gain, self.value_shift)
-        position = _layer_norm(self._position_features(positions).to(dtype), self.position_gain, self.position_shift)
+        key = _normalise(_affine(keys, self.key_weight, self.key_bias))
+        value = _normalise(_affine(values, self.value_weight, self.value_bias))
+        position = _normalise(self._position_features(positions).to(dtype))
         hidden = torch.cat([key, value, position.expand(self.num_heads, -1, -1)], dim=-1)
-        hidden = _affine(hidden, self.hidden1_weight, self.hidden1_bias)
+        # Gain and shift of the three LayerNorms are folded into the layer that follows: weights are small, tokens many.
+        gain = torch.cat([self.key_gain, self.value_gain, self.position_gain], dim=-1)
+        shift = torch.cat([self.key_shift, self.value_shift, self.position_shift], dim=-1)
+        weight, bias = gain.mT * self.hidden1_weight, self.hidden1_bias + shift @ self.hidden1_weight
+        hidden = _affine(hidden, weight, bias)
         hidden = nn.functional.silu(_layer_norm(hidden, self.hidden1_gain, self.hidden1_shift))
         hidden = _affine(hidden, self.hidden2_weight, self.hidden2_bias)
         hidden = nn.functional.silu(_layer_norm(hidden, self.hidden2_gain, self.hidden2_shift))
@@ -157,6 +161,9 @@ def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.to(inputs.dtype), inputs, weight.to(inputs.dtype))
 
 
+def _normalise(inputs: Tensor) -> Tensor:
+    return nn.functional.layer_norm(inputs, inputs.shape[-1:])
+
+
 def _layer_norm(inputs: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    normed = nn.functional.layer_norm(inputs, inputs.shape[-1:])
-    return torch.addcmul(shift.to(inputs.dtype), normed, gain.to(inputs.dtype))
+    return torch.addcmul(shift.to(inputs.dtype), _normalise(inputs), gain.to(inputs.dtype))

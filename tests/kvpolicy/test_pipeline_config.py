@@ -57,7 +57,7 @@ def test_the_paper_preset_is_the_published_schedule():
 def test_presets_say_what_their_files_say():
     demo = load_preset("demo")
     assert demo.prompts.tasks == ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
-    assert demo.train.agent == AgentConfig(width=128)
+    assert demo.train.agent == AgentConfig(width=64)
     assert isinstance(demo.evaluate.budgets, tuple)
     assert hash(demo) == hash(load_preset("demo"))
 

@@ -77,7 +77,9 @@ def test_golden_costs(estimator):
 
 @pytest.mark.parametrize(("estimator", "num_steps"), [("exact", 100), ("rloo", 300)])
 def test_training_comes_near_the_best_ranking(estimator, num_steps):
-    _, cost, _ = _train(_config(estimator=estimator, num_steps=num_steps))
+    # The mean of three: one training ends 0.05 higher or lower by its draws alone.
+    costs = [_train(_config(estimator=estimator, num_steps=num_steps), seed=seed)[1] for seed in range(3)]
+    cost = torch.stack(costs).mean(dim=0)
     untrained = heldout_cost(
         BatchedAgents(AGENT, num_heads=NUM_HEADS, head_dim=HEAD_DIM, generator=torch.Generator().manual_seed(0)),
         [_batch(1_000)],
