@@ -33,7 +33,7 @@ def curve_table(
         setting: which setting; a table never mixes them.
         benchmark: which benchmark; may be left out where the rows have one.
         task: which task; the mean over all of them by default.
-        better: the budgets at which the learned policy beats the best heuristic by a paired difference whose interval
+        better: the budgets at which the learned policy beats every heuristic by a paired difference whose interval
             excludes 0; they are marked.
 
     Raises:
@@ -50,7 +50,7 @@ def curve_table(
         title=f"{panel.benchmark}, {setting_label(setting)}, {task_words}\n{metric_label(metric)}; {direction(metric)}",
         caption=Text(
             "value [interval]; bold: best at that budget, oracle and full aside"
-            + (f"\n{BETTER_MARK} better than the best heuristic: the paired interval excludes 0" if marked else "")
+            + (f"\n{BETTER_MARK} better than every heuristic: the paired intervals exclude 0" if marked else "")
         ),
         box=SIMPLE_HEAD,
         show_edge=False,

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows import trace_commands
+from flows.command_options import HomeOption, JsonOption
 from flows.process import configure_libraries, home_path, point_prefect_at
 from flows.server import own_server
 from storage.errors import StorageError
@@ -27,12 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(trace_commands.app, name="traces")
 
 _INTERRUPTED = 130
 
-HomeOption = Annotated[
-    str | None, typer.Option("--home", help="Folder of all state [default: KVP_HOME or ./.kvp]", metavar="DIR")
-]
 PresetOption = Annotated[str, typer.Option(help="smoke, demo or paper")]
 ModelOption = Annotated[str, typer.Option(help="embedded, a model folder, a GGUF file or a hub id", metavar="REF")]
 SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws", min=0, max=2**63 - 1)]
@@ -43,7 +43,6 @@ EstimatorOption = Annotated[str | None, typer.Option(help="exact or rloo")]
 EssaysOption = Annotated[list[str] | None, typer.Option(help="Text file for the tasks that need prose; repeatable")]
 SquadOption = Annotated[str | None, typer.Option(help="SQuAD v2.0 file, for qa_1")]
 HotpotOption = Annotated[str | None, typer.Option(help="HotpotQA dev distractor file, for qa_2")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else")]
 
 
 class Format(StrEnum):
@@ -254,6 +253,9 @@ def main() -> None:
         # typer carries a private copy of click, so its usage errors can only be told by what they offer.
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
         _fail(f"{error.format_message().rstrip('.')}; see `kvp --help`", code=2)
     if code == _INTERRUPTED:  # typer makes this of an interrupt, without a word
         _fail("interrupted; run the same command again to go on", code=_INTERRUPTED)

@@ -13,7 +13,7 @@ from tasks.evaluate import check_prompts
 from tasks.model import register_model
 from tasks.prompts import write_prompts
 from tasks.references import ModelRef, PromptsRef
-from tasks.stage import Stage
+from tasks.stage import Stage, note_loaded_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ def make_plan(*, preset: str, model: str, home: str | None, seed: int, choices: 
         raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
     config = choices.configure(preset)
     opened = Home.open(home_path(home))
+    note_loaded_code()
     prepare_process()
     reference = register_model(opened, model, config.dtype)
 

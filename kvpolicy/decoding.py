@@ -35,16 +35,18 @@ def decode_greedily(
     Returns:
         New tokens of each row, without the end-of-sequence token and what follows it.
     """
-    ends = torch.tensor(sorted(_end_tokens(model)), device=first_tokens.device)
+    ends = torch.tensor(sorted(_end_tokens(model)), dtype=torch.long, device=first_tokens.device)
+    padding = int(ends[0]) if len(ends) else 0
     answers = first_tokens[:, None]
     active = (~torch.isin(first_tokens, ends)).nonzero().flatten()
-    cache.keep_rows(active)
+    if len(active) < cache.num_rows:
+        cache.keep_rows(active)
     for length in range(1, max_new_tokens):
         if not len(active):
             break
         positions = torch.full((len(active), 1), first_position + length - 1)
         following = cache.run(model, answers[active, -1:], positions, num_logits=1)[:, -1].argmax(dim=-1)
-        column = torch.full_like(first_tokens, int(ends[0]))  # rows that are done only get padding
+        column = torch.full_like(first_tokens, padding)  # rows that are done only get padding
         column[active] = following.to(column.device)
         answers = torch.cat([answers, column[:, None]], dim=1)
         if length % _TOKENS_BETWEEN_LOOKS == 0:

@@ -14,7 +14,7 @@ from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import encode_message
-from kvpolicy.ranking import kept_positions
+from kvpolicy.ranking import check_budget, kept_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,19 @@ def compressed_generate(
         raise InputError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
     token_ids = torch.tensor(encode_message(prompt, model.tokenizer))
     num_tokens = len(token_ids)
+    if num_tokens + max_new_tokens > model.spec.max_positions:
+        raise InputError(
+            f"the prompt has {num_tokens} tokens and the answer may have {max_new_tokens}, but the model has "
+            f"{model.spec.max_positions} positions: shorten the prompt or ask for fewer"
+        )
+    if budget < num_tokens:
+        check_budget(budget, num_tokens)
     whole = prefill(model, token_ids, num_queries=1)
-    scores = policy.score(whole.keys, whole.values, torch.arange(num_tokens, device=whole.keys.device))
+    positions = torch.arange(num_tokens, device=whole.keys.device)
     kept = (
-        torch.arange(num_tokens).expand(model.spec.num_heads, -1)
-        if num_tokens <= budget
-        else kept_positions(scores, budget)
+        kept_positions(policy.score(whole.keys, whole.values, positions), budget)
+        if budget < num_tokens
+        else positions.expand(model.spec.num_heads, -1)
     )
     cache = CompactedCache(
         whole.keys, whole.values, [kept], num_kv_heads=whole.num_kv_heads, num_new_tokens=max_new_tokens

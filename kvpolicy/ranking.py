@@ -71,18 +71,33 @@ def kept_positions(
         raise InputError(
             f"always-kept tokens: {num_sink_tokens} first and {num_recent_tokens} last, expected at least 0 of each"
         )
+    check_budget(budget, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
+    end = num_tokens - num_recent_tokens
+    best = rank_by_score(scores[:, num_sink_tokens:end])[:, : budget - num_sink_tokens - num_recent_tokens]
+    middle = best.sort(dim=-1).values + num_sink_tokens
+    sinks = torch.arange(num_sink_tokens, device=scores.device).expand(num_heads, -1)
+    recents = torch.arange(end, num_tokens, device=scores.device).expand(num_heads, -1)
+    return torch.cat((sinks, middle, recents), dim=-1)
+
+
+def check_budget(
+    budget: int,
+    num_tokens: int,
+    *,
+    num_sink_tokens: int = NUM_SINK_TOKENS,
+    num_recent_tokens: int = NUM_RECENT_TOKENS,
+) -> None:
+    """Refuse a budget that cannot be kept of a context.
+
+    Raises:
+        InputError: If it is below the always-kept tokens or above the context.
+    """
     num_always = num_sink_tokens + num_recent_tokens
     if not num_always <= budget <= num_tokens:
         raise InputError(
             f"budget: {budget} tokens, expected from {num_always} (the {num_sink_tokens} first and {num_recent_tokens} "
             f"last are always kept) to {num_tokens} (the context); choose a budget in that range"
         )
-    end = num_tokens - num_recent_tokens
-    best = rank_by_score(scores[:, num_sink_tokens:end])[:, : budget - num_always]
-    middle = best.sort(dim=-1).values + num_sink_tokens
-    sinks = torch.arange(num_sink_tokens, device=scores.device).expand(num_heads, -1)
-    recents = torch.arange(end, num_tokens, device=scores.device).expand(num_heads, -1)
-    return torch.cat((sinks, middle, recents), dim=-1)
 
 
 def budget_from_ratio(ratio: float, num_tokens: int) -> int:

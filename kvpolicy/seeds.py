@@ -8,7 +8,7 @@ _DERIVED_BITS = 32
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed from 0 to 2^32 - 1 that depends on every part; different parts give unrelated seeds."""
+    """A seed from 0 to 2^32 - 1 that depends on the parts as text, joined by `/`: other text, other seed."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[: _DERIVED_BITS // 8], "big")
 

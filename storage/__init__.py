@@ -1,1 +1,1 @@
-"""The only door to Zarr, Lance, MLflow and object stores: traces, catalog, lineage and tracking."""
+"""The only door to Zarr, Lance, Parquet and MLflow: traces, catalog, lineage and tracking."""

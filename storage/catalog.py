@@ -39,12 +39,14 @@ class CompletedRun:
         run_id: the run.
         mlflow_run_id: its MLflow run; "" if none.
         ended_at: when it ended, UTC.
+        inputs: name -> artifact id.
         outputs: name -> artifact id.
     """
 
     run_id: str
     mlflow_run_id: str
     ended_at: dt.datetime
+    inputs: Mapping[str, str]
     outputs: Mapping[str, str]
 
 
@@ -52,6 +54,7 @@ class Catalog:
     """The catalog of a home. Any number of processes may use it at once."""
 
     def __init__(self, home: Home) -> None:
+        self._home = home
         self._tables = {
             name: Table(name=name, uri=str(home.catalog / f"{name}.lance"), schema=schema)
             for name, schema in TABLES.items()
@@ -174,7 +177,8 @@ class Catalog:
         return artifact.artifact_id
 
     def _register(self, artifacts: Sequence[Artifact]) -> None:
-        self.append("artifacts", [artifact.to_row() for artifact in artifacts])
+        rows = [artifact.to_row() for artifact in artifacts]
+        self.append("artifacts", [{**row, "uri": self._home.to_uri(row["uri"])} for row in rows])
 
     def append(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to a table in one commit; artifacts and models that are there already are left out.
@@ -220,12 +224,17 @@ class Catalog:
         if not runs:
             return None
         run = runs[-1]  # by commits, since clocks may jump
-        edges = self._tables["edges"].scan(f"run_id = {quote(run['run_id'])} AND role = 'output'").to_pylist()
+        edges = self._tables["edges"].scan(f"run_id = {quote(run['run_id'])}").to_pylist()
+        inputs, outputs = (
+            {edge["name"]: edge["artifact_id"] for edge in edges if edge["role"] == role}
+            for role in ("input", "output")
+        )
         return CompletedRun(
             run_id=run["run_id"],
             mlflow_run_id=run["mlflow_run_id"],
             ended_at=run["ended_at"],
-            outputs={edge["name"]: edge["artifact_id"] for edge in edges},
+            inputs=inputs,
+            outputs=outputs,
         )
 
     def artifact(self, artifact_id: str) -> Artifact:
@@ -234,10 +243,34 @@ class Catalog:
         Raises:
             StorageError: if there is none with that id.
         """
+        return self.artifacts([artifact_id])[0]
+
+    def artifacts(self, artifact_ids: Sequence[str]) -> list[Artifact]:
+        """Return registered artifacts, in the order of their ids here.
+
+        Raises:
+            StorageError: if there is none with one of the ids.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for row in self._tables["artifacts"].scan_in("artifact_id", artifact_ids):
+            found.setdefault(row["artifact_id"], row)  # of two processes that registered one, the first counts
+        for name in artifact_ids:
+            if name not in found:
+                raise StorageError(f"no artifact {name} in the catalog: see `SELECT artifact_id FROM artifacts`")
+        rows = [found[name] for name in artifact_ids]
+        return [Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])}) for row in rows]
+
+    def created_at_ms(self, artifact_id: str) -> int:
+        """Return when an artifact was first registered, in milliseconds since 1970, UTC.
+
+        Raises:
+            StorageError: if there is none with that id.
+        """
         found = self._tables["artifacts"].scan_in("artifact_id", [artifact_id])
         if not found:
             raise StorageError(f"no artifact {artifact_id} in the catalog: see `SELECT artifact_id FROM artifacts`")
-        return Artifact.from_row(found[0])
+        created: dt.datetime = found[0]["created_at"]  # naive, in UTC
+        return round(created.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
     def lineage(self, any_id: str, direction: str = "up") -> LineageGraph:
         """Return everything that something came from ("up") or went into ("down").

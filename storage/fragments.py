@@ -37,6 +37,7 @@ ARRAYS = ("keys", "values", "importance")
 LOGICAL_DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = {"bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 _HASH_THREADS = 4
+_REMEDY = "run `kvp traces verify --discard`, then collect it again"
 
 # zarr's configuration is global to the process, so it is changed only under this lock, and only while an array is
 # made or opened: that is when zarr binds the codec pipeline.
@@ -273,13 +274,13 @@ class Fragment:
         # zarr reads a missing shard as zeros, so look first.
         for head in range(*heads):
             if not _shard(self.folder, name, head).is_file():
-                raise StorageError(f"fragment {self.folder.name} lost {name} of head {head}: run verify; collect again")
+                raise StorageError(f"fragment {self.folder.name} lost {name} of head {head}; {_REMEDY}")
         try:
             block: np.ndarray[Any, Any] = self.arrays[name][slice(*heads), slice(*tokens)]
         except Exception as error:  # the Rust side raises RuntimeError, zarr ValueError and others
             raise StorageError(
                 f"fragment {self.folder.name}: {name} of heads {heads[0]}-{heads[1] - 1} cannot be read:"
-                f" {one_line(error)}; run verify to find what is damaged"
+                f" {one_line(error)}; {_REMEDY}"
             ) from error
         return block
 
@@ -295,7 +296,7 @@ class Fragment:
             stored: np.ndarray[Any, Any] = self.arrays[_DIGESTS][self.sample_index[start]]
         except Exception as error:
             raise StorageError(
-                f"fragment {self.folder.name} cannot be checked: {one_line(error)}; run verify"
+                f"fragment {self.folder.name} cannot be checked: {one_line(error)}; {_REMEDY}"
             ) from error
         return stored
 

@@ -56,6 +56,15 @@ class Home:
             raise StorageError(f"home {folder} is not writable: change its permissions or choose another --home")
         return cls(path=folder)
 
+    def to_uri(self, uri: str) -> str:
+        """What the catalog notes of a place: in the home the path from there, so that a home can be moved."""
+        path = Path(uri)
+        return str(path.relative_to(self.path)) if uri and path.is_relative_to(self.path) else uri
+
+    def from_uri(self, uri: str) -> str:
+        """The place that the catalog has noted, as an absolute path or a URL; empty where there is none."""
+        return str(self.path / uri) if uri and "://" not in uri else uri
+
     @property
     def traces(self) -> Path:
         """Root of the trace store."""

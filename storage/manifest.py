@@ -1,7 +1,7 @@
 """The manifest of the trace store: one row for each committed sample. A row here is what makes traces exist.
 
-Appends never conflict, so two writers may both commit one sample; the row that was committed first counts, at every
-version, and the later one is ignored by all readers.
+Appends never conflict, so two writers may both commit one sample: then it has two rows. Which one counts is the store's
+to say, which knows what lies there.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Manifest:
     def rows(
         self, collection: str | None = None, *, sample_ids: Collection[str] | None = None, version: int | None = None
     ) -> list[TraceRow]:
-        """Return the rows that count, in the order of their commits.
+        """Return the rows, in the order of their commits.
 
         Args:
             collection: only of this collection.
@@ -164,12 +164,11 @@ class Manifest:
             found: Sequence[dict[str, Any]] = self._table.scan_in("sample_id", sample_ids, where or "true")
         else:
             found = self._table.scan(where, _ROW_FIELDS, version).to_pylist()
-        first: dict[tuple[str, str], TraceRow] = {}
-        for row in found:
-            key = (row["collection"], row["sample_id"])
-            if key not in first:
-                first[key] = TraceRow(**{name: row[name] for name in _ROW_FIELDS})
-        return list(first.values())
+        return [TraceRow(**{name: row[name] for name in _ROW_FIELDS}) for row in found]
+
+    def compact(self) -> tuple[int, int]:
+        """Merge small files; returns how many there were and are."""
+        return self._table.compact()
 
     def sample_ids(self, collection: str) -> set[str]:
         """Return the ids of a collection's samples."""

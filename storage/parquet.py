@@ -67,5 +67,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if digest_json(rows) != expected:
             raise StorageError("damaged, its content is not what was written")
     except (OSError, ValueError, pa.ArrowException, StorageError) as error:
-        raise StorageError(f"cannot read {path}: {one_line(error)}; run the stage that makes it again") from error
+        raise StorageError(
+            f"cannot read {path}: {one_line(error)}; delete what is left of it and run the same command again"
+        ) from error
     return rows

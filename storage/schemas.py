@@ -30,7 +30,11 @@ ARTIFACTS = _table(
     _field("kind", _TEXT, "what it is: model, prompts, trace_snapshot, policy_set, curve, ..."),
     _field("digest", _TEXT, "sha256 of the content"),
     _field("name", _TEXT, "name for people"),
-    _field("uri", _TEXT, "where the content lies; empty when the catalog's rows are the content"),
+    _field(
+        "uri",
+        _TEXT,
+        "where the content lies, from the home; a URL elsewhere; empty when the catalog's rows are the content",
+    ),
     _field("metadata_json", _TEXT, "further facts as one JSON object"),
     _CREATED_AT,
 )

@@ -98,6 +98,24 @@ class Table:
                 raise self._error("cannot be made", error) from error
         return self.dataset()
 
+    def compact(self) -> tuple[int, int]:
+        """Merge the small files that many appends leave; returns how many there were and are.
+
+        Rows and their order stay, and so do earlier versions.
+
+        Raises:
+            StorageError: if the table cannot be written.
+        """
+        dataset = self.dataset()
+        if dataset is None:
+            return 0, 0
+        before = len(dataset.get_fragments())
+        try:
+            dataset.optimize.compact_files()
+        except _LANCE_ERRORS as error:
+            raise self._error("cannot be compacted", error) from error
+        return before, len(dataset.get_fragments())
+
     def scan(
         self, where: str | None = None, columns: Sequence[str] | None = None, version: int | None = None
     ) -> pa.Table:

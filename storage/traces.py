@@ -3,6 +3,9 @@
 A fragment (`storage.fragments`) is written under a temporary name, renamed, and then committed by one append to the
 manifest (`storage.manifest`). Until that append it does not exist for readers, so a writer that dies leaves only
 garbage, which `TraceStore.gc` removes.
+
+Fragments are named by their content. So what was lost or discarded and is collected again comes to lie where the
+manifest says that it is, and every snapshot that needs it is whole again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import functools
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -146,11 +149,11 @@ class TraceStore:
                 committed=committed,
             )
 
-        earlier = self._manifest.rows(collection, sample_ids=sample_ids)
+        earlier = self._present(collection, sample_ids)
         if len(earlier) == len(samples):
             # What another machine stored may differ in its last bits from what was made now: name what is stored.
             return dataclasses.replace(ref(earlier[0].fragment_id, ()), digest=earlier[0].fragment_digest)
-        fragment_id = uuid.uuid4().hex
+        fragment_id = digest_json([FORMAT_VERSION, collection, digest, self._chunk_tokens])[:32]
         attributes = {
             "format_version": FORMAT_VERSION,
             "logical_dtype": tensors.logical_dtype,
@@ -164,7 +167,7 @@ class TraceStore:
         }
         metadata = self._publish(fragment_id, tensors, heads, attributes)
         # The write took a while: look again, so that what another writer committed meanwhile is not even appended.
-        present = {row.sample_id for row in self._manifest.rows(collection, sample_ids=sample_ids)}
+        present = {row.sample_id for row in self._present(collection, sample_ids)}
         self._manifest.commit(
             TraceRow(
                 **asdict(sample),
@@ -179,8 +182,15 @@ class TraceStore:
             for sample, (start, _), sample_digest in zip(samples, spans, digests, strict=True)
             if sample.sample_id not in present
         )
-        winners = self._manifest.rows(collection, sample_ids=sample_ids)
+        winners = self._present(collection, sample_ids)
+        if len(winners) < len(samples):  # what lay there unused was swept away in between
+            raise StorageError(f"fragment {fragment_id} was removed while it was committed; collect it again")
         return ref(fragment_id, tuple(row.sample_id for row in winners if row.fragment_id == fragment_id))
+
+    def _present(self, collection: str, sample_ids: Sequence[str]) -> list[TraceRow]:
+        """Rows of samples whose fragments are there."""
+        rows = self.rows(collection, sample_ids=sample_ids)
+        return [row for row in rows if (self._fragments / row.fragment_id).is_dir()]
 
     def _publish(
         self,
@@ -190,18 +200,70 @@ class TraceStore:
         attributes: dict[str, object],
     ) -> str:
         """Write the fragment's folder and return the digest of its metadata."""
-        draft = self._fragments / f"{_DRAFT}{fragment_id}"
+        draft, place = self._fragments / f"{_DRAFT}{uuid.uuid4().hex}", self._fragments / fragment_id
         fragments.write(draft, tensors, heads, attributes, self._chunk_tokens)
         try:
             metadata = fragments.metadata_digest(draft)
-            draft.rename(self._fragments / fragment_id)
+            draft.rename(place)  # fails if a folder with content is there
         except OSError as error:
-            raise StorageError(f"cannot publish fragment {draft}: {error.strerror}; nothing was committed") from error
+            shutil.rmtree(draft, ignore_errors=True)
+            if not place.is_dir():
+                raise StorageError(
+                    f"cannot publish fragment {place}: {error.strerror}; nothing was committed"
+                ) from error
+            place.touch()  # another writer's, of the same content, perhaps long dead: `gc` must think it young
         return metadata
 
     def committed_samples(self, collection: str) -> set[str]:
         """Return the ids of the samples that a collection has."""
         return self._manifest.sample_ids(collection)
+
+    def rows(
+        self, collection: str | None = None, *, sample_ids: Sequence[str] | None = None, version: int | None = None
+    ) -> list[TraceRow]:
+        """Return the samples that are committed, in the order of their commits.
+
+        Args:
+            collection: only of this collection.
+            sample_ids: only these samples.
+            version: as of this version of the manifest.
+        """
+        found = self._manifest.rows(collection, sample_ids=sample_ids, version=version)
+        by_sample: dict[tuple[str, str], TraceRow] = {}
+        for row in found:
+            key = (row.collection, row.sample_id)
+            # The first counts, unless its fragment is gone and a later one is there.
+            if key not in by_sample or not (self._fragments / by_sample[key].fragment_id).is_dir():
+                by_sample[key] = row
+        return list(by_sample.values())
+
+    def collections(self) -> dict[str, list[TraceRow]]:
+        """Return every collection's key with its samples."""
+        found: dict[str, list[TraceRow]] = {}
+        for row in self.rows():
+            found.setdefault(row.collection, []).append(row)
+        return found
+
+    def collection(self, prefix: str | None = None) -> list[TraceRow]:
+        """Return the samples of the one collection whose key begins so; without a prefix, of the only one there is.
+
+        Raises:
+            StorageError: if there is none or more than one.
+        """
+        found = {key: rows for key, rows in self.collections().items() if key.startswith(prefix or "")}
+        if len(found) != 1:
+            known = ", ".join(key[:12] for key in found) or "none"
+            asked = "the store" if prefix is None else f"{prefix!r}"
+            raise StorageError(f"{asked} means {len(found)} collections ({known}): name one, see `kvp traces list`")
+        return next(iter(found.values()))
+
+    def compact(self) -> tuple[int, int]:
+        """Merge the manifest's small files; returns how many there were and are. Old versions stay readable.
+
+        Raises:
+            StorageError: if the manifest cannot be written.
+        """
+        return self._manifest.compact()
 
     def snapshot(
         self, collection: str, *, splits: Sequence[str] | None = None, manifest_version: int | None = None
@@ -217,9 +279,7 @@ class TraceStore:
             StorageError: if there is no such version or it holds no such samples.
         """
         version = self._manifest.version() if manifest_version is None else manifest_version
-        rows = [
-            row for row in self._manifest.rows(collection, version=version) if splits is None or row.split in splits
-        ]
+        rows = [row for row in self.rows(collection, version=version) if splits is None or row.split in splits]
         if not rows:
             which = "" if splits is None else f" of splits {', '.join(splits)}"
             raise StorageError(f"no traces{which} for collection {collection} in {self.root}: collect them first")
@@ -244,14 +304,17 @@ class TraceStore:
         fragment = self._open(row.fragment_id)
         first, last, step = (heads or slice(None)).indices(fragment.num_heads)
         if step != 1 or last <= first:
-            raise StorageError(f"heads {heads} of {fragment.num_heads}: expected at least one, in consecutive order")
+            asked = "" if heads is None else f"{heads.start}:{heads.stop}:{heads.step or 1} (first, end, step)"
+            raise StorageError(
+                f"heads {asked}: expected at least one of 0 to {fragment.num_heads - 1}, in consecutive order"
+            )
         keys, values, importance = (fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS)
         digests = fragments.head_digests(keys, values, importance, [(0, row.context_tokens)])[0]
         wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[first:last]).any(axis=1))
         if wrong.size:
             raise StorageError(
                 f"fragment {row.fragment_id}, sample {row.sample_id}, head {first + int(wrong[0])}: damaged, its"
-                " content is not what was written; run verify, then collect it again"
+                " content is not what was written; run `kvp traces verify --discard`, then collect it again"
             )
         return TraceTensors(
             keys=fragments.to_torch(keys, fragment.logical_dtype),
@@ -267,27 +330,51 @@ class TraceStore:
             collection: only this collection; all by default.
         """
         by_fragment: dict[str, list[TraceRow]] = {}
-        for row in self._manifest.rows(collection):
+        for row in self.rows(collection):
             by_fragment.setdefault(row.fragment_id, []).append(row)
         return [
             problem for name, rows in by_fragment.items() for problem in verify_fragment(self._fragments / name, rows)
         ]
+
+    def discard(self, fragment_ids: Iterable[str]) -> None:
+        """Remove damaged fragments, so that their samples can be collected again.
+
+        Raises:
+            StorageError: if one cannot be removed.
+        """
+        for name in sorted(set(fragment_ids)):
+            _remove(self._fragments / name)
 
     def gc(self, *, min_age_s: float = 3600) -> list[str]:
         """Remove what no committed sample needs, and return the names of the removed fragments.
 
         Args:
             min_age_s: leave younger folders alone: a live writer may be about to commit them.
+
+        Raises:
+            StorageError: if one cannot be removed.
         """
         if not self._fragments.is_dir():
             return []
         # List before asking the manifest: what is committed in between is then kept.
         candidates = [path for path in sorted(self._fragments.iterdir()) if _age_s(path) >= min_age_s]
-        needed = {row.fragment_id for row in self._manifest.rows()}
-        garbage = [path for path in candidates if path.name not in needed]
+        needed = {row.fragment_id for row in self.rows()}
+        garbage = [path for path in candidates if path.name not in needed and _age_s(path) >= min_age_s]
         for path in garbage:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         return [path.name for path in garbage]
+
+
+def _remove(folder: Path) -> None:
+    """Remove a fragment's folder; at no moment is there half of one under its name."""
+    doomed = folder.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"cannot remove fragment {folder}: {error.strerror}; check the permissions") from error
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:

@@ -35,6 +35,7 @@ _DIGEST_LENGTH = 36  # and the length of a dataset's digest
 _POLICY_PATH = "policy"
 
 Point = tuple[str, int, float]
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +128,14 @@ class Tracking:
             run_id, _ = self._open_run(curve)
         return run_id
 
-    def finish(self, run_id: str, *, timestamp_ms: int, failed: bool = False) -> None:
-        """End a run.
+    def finish(self, run_id: str, *, timestamp_ms: int) -> None:
+        """End a run that succeeded; one that did not is found and finished by the next attempt.
 
         Raises:
             StorageError: if there is no such run.
         """
         with _one_line_errors(f"cannot end the MLflow run {run_id}"):
-            self._client.set_terminated(run_id, "FAILED" if failed else "FINISHED", end_time=timestamp_ms)
+            self._client.set_terminated(run_id, "FINISHED", end_time=timestamp_ms)
 
     def log_curve(self, curve: CurveRun) -> str:
         """Log a curve as a finished run and return the run's id; the same curve again returns the same run.
@@ -183,7 +184,7 @@ class Tracking:
         "champion" too if the model has none yet.
 
         Args:
-            name: name of the registered model.
+            name: name of the registered model; what MLflow does not allow in one becomes a dash.
             folder: the policy set.
             run_id: MLflow run that it comes from.
             tags: tags of the version.
@@ -193,6 +194,7 @@ class Tracking:
             StorageError: if there is no such folder or run, or MLflow refuses it.
         """
         digest = digest_folder(folder)
+        name = _NOT_IN_A_NAME.sub("-", name)
         with _one_line_errors(f"cannot register the policy {name!r}"):
             client = self._client
             _ignore_existing(lambda: client.create_registered_model(name))
@@ -253,7 +255,7 @@ class Tracking:
     def _experiment(self, name: str) -> str:
         known = self._client.get_experiment_by_name(name)
         if known is None:
-            place = self._home.mlflow_artifacts / re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+            place = self._home.mlflow_artifacts / _NOT_IN_A_NAME.sub("-", name)
             _ignore_existing(lambda: self._client.create_experiment(name, artifact_location=place.as_uri()))
             known = self._client.get_experiment_by_name(name)
         return str(known.experiment_id)

@@ -26,6 +26,7 @@ def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: Col
         module=__name__,
         inputs={"model": model.artifact_id, **{f"prompts_{part.split}": part.artifact_id for part in prompts}},
         parameters={"dtype": model.dtype, "setting": config.setting},
+        rests_on="trace_fragment",
     )
 
 

@@ -14,7 +14,7 @@ from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.policy_set import load_policy
 from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
-from storage.catalog import Artifact, RunRecorder
+from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
@@ -23,6 +23,8 @@ from tasks.progress import progress
 from tasks.references import ModelRef, PolicyRef, PromptsRef, ShardRef
 from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+
+SCORES, COSTS = "scores.parquet", "costs.parquet"
 
 
 @stage_task("check-prompts")
@@ -98,36 +100,27 @@ def evaluate_shard(
                 costs += _cost_rows(example.sample.sample_id, result)
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)
-        folder = home.evaluations / "shards"
         digest = digest_json([scores, costs])
-        write_rows(folder / f"{digest[:16]}-scores.parquet", scores)
-        write_rows(folder / f"{digest[:16]}-costs.parquet", costs)
+        folder = home.evaluations / "shards" / digest[:16]
+        write_rows(folder / SCORES, scores)
+        write_rows(folder / COSTS, costs)
         run.append("samples", samples)
         name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
-        run.output(
-            "shard",
-            Artifact(
-                kind="evaluation_shard", digest=digest, name=name, uri=str(folder / f"{digest[:16]}-scores.parquet")
-            ),
-        )
+        run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
 
     outcome = run_stage(home, stage, body, note_skip=False)
-    artifact_id = outcome.outputs["shard"]
-    stem = Path(home.evaluations / "shards" / artifact_id.removeprefix("evaluation_shard-"))
-    reference = ShardRef(
-        artifact_id=artifact_id, scores_path=f"{stem}-scores.parquet", costs_path=f"{stem}-costs.parquet"
-    )
-    return reference, outcome
+    artifact = Catalog(home).artifact(outcome.outputs["shard"])
+    return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
 
 
 def read_scores(shards: Sequence[ShardRef]) -> list[ExampleScore]:
     """Scores of all examples of some shards."""
-    return [ExampleScore(**row) for shard in shards for row in read_rows(Path(shard.scores_path))]
+    return [ExampleScore(**row) for shard in shards for row in read_rows(Path(shard.path) / SCORES)]
 
 
 def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     """What rankings cost each head: a row for every example, setting and contender."""
-    return [row for shard in shards for row in read_rows(Path(shard.costs_path))]
+    return [row for shard in shards for row in read_rows(Path(shard.path) / COSTS)]
 
 
 def _contenders(config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str) -> list[Contender]:

@@ -165,8 +165,7 @@ def _start(
     tracking.prepare()
     # Publishing again after a crash must find the same MLflow runs, so their time is that of something that stays.
     judged = policies[0].artifact_id if policies else prompts.artifact_id
-    created = catalog.rows("artifacts", f"artifact_id = '{judged}'", ["created_at"])
-    timestamp_ms = int(created[0]["created_at"].timestamp() * 1000)
+    timestamp_ms = catalog.created_at_ms(judged)
     parent = tracking.start_parent(
         experiment=model.name,
         name=f"evaluate {benchmark}",

@@ -81,13 +81,11 @@ class ShardRef:
 
     Attributes:
         artifact_id: In the catalog.
-        scores_path: File of their scores.
-        costs_path: File of what rankings cost each head.
+        path: Folder of their scores and of what rankings cost each head.
     """
 
     artifact_id: str
-    scores_path: str
-    costs_path: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Prefect's own result cache is off: the catalog is the one memory of what was don
 """
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,8 +69,18 @@ class StageOutcome:
 
 @functools.cache
 def _loaded_code(module: str) -> str:
-    """Fingerprint of a module as this process loaded it: a file that changes while it runs changes nothing here."""
+    """Fingerprint of a module, taken once a process."""
     return code_fingerprint(module, without=_CHANGES_NO_RESULT)
+
+
+def note_loaded_code() -> None:
+    """Take the fingerprints of all tasks that this process has imported: files that change later change nothing here.
+
+    Without it a stage's sources would be read when it begins, hours after the code that runs was loaded.
+    """
+    for name in sorted(sys.modules):
+        if name.startswith("tasks.") and name not in _CHANGES_NO_RESULT:
+            _loaded_code(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +95,7 @@ class Stage:
         seed: Of the stage, if it draws.
         parts: Name to artifact id of parts made on the way from the same inputs (fragments, groups, shards): they
             belong to the lineage, and the key implies them.
+        rests_on: Kind of artifact of which the result is only a list: one that is lost is a lost result.
     """
 
     name: str
@@ -92,6 +104,7 @@ class Stage:
     parameters: Mapping[str, Any]
     seed: int | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    rests_on: str = ""
 
     @property
     def code(self) -> str:
@@ -111,8 +124,13 @@ def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
     run = catalog.find_completed(stage.key)
     if run is None:
         return None
-    places = [catalog.artifact(artifact_id).uri for artifact_id in run.outputs.values()]
-    return run if all(not place or Path(place).exists() for place in places) else None
+    artifacts = catalog.artifacts([*run.outputs.values(), *run.inputs.values()])
+    needed = [
+        artifact
+        for artifact in artifacts
+        if artifact.artifact_id in run.outputs.values() or artifact.kind == stage.rests_on
+    ]
+    return run if all(not artifact.uri or Path(artifact.uri).exists() for artifact in needed) else None
 
 
 def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool = True) -> StageOutcome:

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tasks.references import ModelRef, PolicyRef, SnapshotRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches
 
-HELDOUT_SPLIT = "validation"
+TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
 
 def training_stage(model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int) -> Stage:
@@ -66,7 +67,7 @@ def train_heads(
         kept = slice(*heads)
         batches = shuffled_batches(
             store,
-            [row for row in rows if row.split != HELDOUT_SPLIT],
+            [row for row in rows if row.split == TRAINING_SPLIT],
             kept,
             batch_sequences=config.batch_sequences,
             seed=seed,
@@ -74,7 +75,7 @@ def train_heads(
         )
         heldout = [row for row in rows if row.split == HELDOUT_SPLIT]
         records: list[StepRecord] = []
-        with freed_memory_kept(), progress("train", config.num_steps, "steps") as advance:
+        with closing(batches), freed_memory_kept(), progress("train", config.num_steps, "steps") as advance:
 
             def on_step(record: StepRecord) -> None:
                 records.append(record)
@@ -91,7 +92,6 @@ def train_heads(
                 device=device,
                 on_step=on_step,
             )
-        batches.close()
         group = PolicySet(
             agents=agents,
             spec=dataclasses.replace(spec, num_layers=1, num_kv_heads=len(cost), num_query_heads=len(cost)),
@@ -148,7 +148,7 @@ def assemble_policy(
     policy = policy_ref(home, outcome.outputs["policy"])
     # Only what the catalog has is registered; doing it again changes nothing.
     Tracking(home).register_policy(
-        name=f"kvpolicy-{model.name}",
+        name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
         folder=policy.path,
         run_id=outcome.mlflow_run_id,
         tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
@@ -211,7 +211,7 @@ def _track(
     curves: Sequence[tuple[str, int, float]],
     seed: int,
 ) -> str:
-    """Log the training to MLflow and register the policy set; returns the MLflow run."""
+    """Log the training to MLflow; returns the run."""
     tracking = Tracking(home)
     tags = {
         "kvp.stage": "train",
@@ -220,7 +220,7 @@ def _track(
         "kvp.policy_set_id": artifact.artifact_id,
     }
     # Logging again what is the same must find the same run, so its time is that of its snapshot.
-    timestamp_ms = _created_ms(home, snapshot.artifact_id)
+    timestamp_ms = Catalog(home).created_at_ms(snapshot.artifact_id)
     run_id = tracking.start_parent(
         experiment=model.name,
         name=f"train {config.estimator} seed {seed}",
@@ -236,11 +236,6 @@ def _track(
     tracking.log_training(run_id, list(curves), timestamp_ms=timestamp_ms)
     tracking.finish(run_id, timestamp_ms=timestamp_ms)
     return run_id
-
-
-def _created_ms(home: Home, artifact_id: str) -> int:
-    row = Catalog(home).rows("artifacts", f"artifact_id = '{artifact_id}'", ["created_at"])[0]
-    return int(row["created_at"].timestamp() * 1000)
 
 
 def _head_rows(policy: PolicySet, policy_id: str, cost: Sequence[float], num_steps: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.attention.session import attend_causally, attention_session
+from kvpolicy.errors import InputError
 
 if TYPE_CHECKING:
     from kvpolicy.models.language_model import LanguageModel
@@ -67,7 +68,8 @@ class _Recording:
         self.queries = torch.empty(
             spec.num_heads, spec.group_size, num_queries, spec.head_dim, dtype=dtype, device=device
         )
-        self.scaling: float | None = None
+        self.scaling = 1.0
+        self.missing_layers = set(range(spec.num_layers))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         heads = slice(layer * self._num_kv_heads, (layer + 1) * self._num_kv_heads)
@@ -76,6 +78,7 @@ class _Recording:
         last = query[0, :, query.shape[2] - self._num_queries :]
         self.queries[heads] = last.reshape(self.queries[heads].shape)
         self.scaling = scaling
+        self.missing_layers.discard(layer)
         return attend_causally(query, key, value, scaling)
 
 
@@ -97,7 +100,11 @@ def prefill(
     recording = _Recording(model, num_tokens, min(num_queries, num_tokens))
     with attention_session(recording):
         logits = model.logits(token_ids[None], torch.arange(num_tokens)[None], num_logits)
-    assert recording.scaling is not None, "the model ran no attention layer through the attention interface"
+    if recording.missing_layers:
+        raise InputError(
+            f"layers {', '.join(map(str, sorted(recording.missing_layers)))} of {model.spec.num_layers} ran no "
+            "attention through transformers' attention interface: every layer must have the attention that is ranked"
+        )
     return Prefill(
         keys=recording.keys,
         values=recording.values,

@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
 from kvpolicy.errors import InputError
 from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}  # a window is refused where a sample is longer than it
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -109,7 +111,12 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
             f"{min(loading['missing_keys'])}: the folder is not complete; fetch it again"
         )
     network.eval().requires_grad_(False).to(device)
-    return LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
+    model = LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
+    try:
+        prefill(model, torch.zeros(2, dtype=torch.long), num_queries=1)  # said now, not in the middle of collecting
+    except InputError as error:
+        raise InputError(f"model {folder}: {error}") from error
+    return model
 
 
 def read_spec(config: Any) -> ModelSpec:
@@ -130,6 +137,11 @@ def read_spec(config: Any) -> ModelSpec:
         raise InputError(f"architecture {config.model_type!r} caps its attention logits, which is not supported")
     if getattr(config, "rope_parameters", None) is None and getattr(config, "rope_scaling", None) is None:
         raise InputError(f"architecture {config.model_type!r} has no rotary positions, which the method needs")
+    if unknown := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
+        raise InputError(
+            f"architecture {config.model_type!r} has layers of {', '.join(sorted(unknown))}, which is not supported: "
+            f"expected {' or '.join(sorted(_LAYER_TYPES))}"
+        )
     num_query_heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_query_heads
     return ModelSpec(

@@ -148,7 +148,7 @@ class BatchedAgents(nn.Module):
 def continuous_position_features(
     positions: Int[Tensor, "token"], num_features: int
 ) -> Float[Tensor, "1 token feature"]:
-    """Log-position, its square root scale and sinusoids of log-spaced wavelengths; finite at any position."""
+    """Log-position, its square, and sinusoids of log-spaced wavelengths; finite at any position."""
     real = positions.to(torch.float32)
     log = torch.log1p(real)
     num_waves = (num_features - 2) // 2

@@ -31,7 +31,7 @@ class PolicySet:
     Attributes:
         agents: All heads in one network, layer-major.
         spec: Shape of the model.
-        model_digest: Of the model that they were trained for; no other is served.
+        model_digest: Of the model that they were trained for; see `require_model`.
         training: What they were trained with, for people: estimator, seed, trace snapshot.
     """
 
@@ -123,7 +123,7 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
     except Exception as error:  # a missing, cut or foreign file fails in many ways that mean the same
         raise InputError(
             f"policy set {folder} cannot be read ({type(error).__name__}): it must be a folder of {RECORD} and "
-            f"{WEIGHTS} that `kvp train` wrote"
+            f"{WEIGHTS} that `kvp train` wrote; delete it and train again"
         ) from error
 
 

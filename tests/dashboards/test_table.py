@@ -58,7 +58,7 @@ def test_marks_only_where_the_learned_policy_is_better(rows):
     marked = [(str(c.header), cell.plain) for c in table.columns[1:] for cell in c.cells if "†" in cell.plain]
     assert [budget for budget, _ in marked] == ["64"]
     assert cells(table, 2)[0].plain.split()[0].endswith("†")
-    assert "the paired interval excludes 0" in render(table)
+    assert "the paired intervals exclude 0" in render(table)
     assert "†" not in render(curve_table(rows, metric="kl", setting="query_agnostic"))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
@@ -181,3 +182,15 @@ def test_every_column_is_described_and_flat() -> None:
         for field in schema:
             assert field.metadata[b"description"], f"{name}.{field.name}"
             assert not pa.types.is_nested(field.type)
+
+
+def test_times_are_those_of_utc_wherever_it_is_read(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time()
+    artifact_id = catalog.register(artifact("model", "timed"))
+    after = time.time()
+    for zone in ("Asia/Tokyo", "America/Lima", "UTC"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert before * 1000 - 1 <= catalog.created_at_ms(artifact_id) <= after * 1000 + 1
+    monkeypatch.undo()
+    time.tzset()

@@ -85,3 +85,17 @@ def test_importing_it_costs_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "lance", "zarr", "mlflow", "torch", "numpy", "pandas"} & set(done.stdout.split())
     assert time.perf_counter() - started < 5
+
+
+def test_places_in_a_home_are_noted_from_there_and_others_as_they_are(tmp_path: Path) -> None:
+    home = Home.open(tmp_path / "home")
+    for place, noted in {
+        str(home.policies / "p"): "policies/p",
+        str(home.traces): "traces",
+        "": "",
+        "file:///elsewhere/model": "file:///elsewhere/model",
+        "s3://bucket/traces": "s3://bucket/traces",
+    }.items():
+        assert home.to_uri(place) == noted
+        assert home.from_uri(noted) == place
+    assert home.from_uri(home.to_uri("/elsewhere")) == "/elsewhere"

@@ -86,7 +86,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    with pytest.raises(StorageError, match="run the stage") as error:
+    with pytest.raises(StorageError, match="run the same command again") as error:
         read_rows(path)
     _one_line(error, path)
 

@@ -188,6 +188,39 @@ def test_damage_of_one_sample_is_named_and_never_read(tmp_path: Path) -> None:
         store.read(b)
 
 
+def test_what_was_discarded_and_is_collected_again_is_the_same_snapshot(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path)
+    samples = [trace_sample("a", 10), trace_sample("b", 10)]
+    damaged = write(store, samples)
+    write(store, [trace_sample("z", 8)])
+    before = store.snapshot("c")
+    for path in (tmp_path / "fragments" / damaged.fragment_id / "keys" / "c").rglob("0"):
+        if path.is_file():
+            path.write_bytes(b"nothing")
+    problems = store.verify()
+    assert {problem.sample_id for problem in problems} == {"a", "b"}
+    store.discard(problem.fragment_id for problem in problems)
+    assert [path.name for path in (tmp_path / "fragments").iterdir()] != [damaged.fragment_id]
+    again = write(TraceStore(tmp_path), samples)
+    assert (again.fragment_id, again.committed) == (damaged.fragment_id, ("a", "b"))
+    assert (store.verify(), store.snapshot("c").digest, store.snapshot("c").rows) == ([], before.digest, before.rows)
+    store.discard(["never was there"])
+
+
+def test_where_a_fragment_is_gone_other_bits_of_the_sample_take_its_place(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path)
+    lost = write(store, [trace_sample("a", 10)])
+    write(store, [trace_sample("b", 10)])
+    shutil.rmtree(tmp_path / "fragments" / lost.fragment_id)
+    again = write(TraceStore(tmp_path), [trace_sample("a", 10)], seed=1)  # another machine's last bits
+    assert again.committed == ("a",)
+    assert again.fragment_id != lost.fragment_id
+    rows = {row.sample_id: row for row in store.snapshot("c").rows}
+    assert rows["a"].fragment_id == again.fragment_id
+    assert store.read(rows["a"]).keys.equal(tensors(3, 10, 4, seed=1)["keys"])
+    assert store.verify() == []
+
+
 def test_changed_metadata_and_missing_fragments_are_found(tmp_path: Path) -> None:
     store = TraceStore(tmp_path)
     write(store, [trace_sample("a", 10), trace_sample("b", 10)])

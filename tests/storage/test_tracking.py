@@ -169,3 +169,13 @@ def test_a_demo_of_curves_takes_seconds(tracking: Tracking) -> None:
 
 def test_two_processes_set_the_database_up_at_once_quietly_and_unreported(set_up: list[tuple[str, str]]) -> None:
     assert set_up == [("None\n", "")] * 2
+
+
+def test_a_hub_models_name_is_registered_without_what_mlflow_refuses(tracking: Tracking, tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text("{}")
+    run_id = tracking.start_parent(experiment="owner/name", name="train", tags={}, timestamp_ms=1)
+    arguments: dict[str, Any] = {"folder": tmp_path, "run_id": run_id, "tags": {}, "description": ""}
+    assert tracking.register_policy(name="kvpolicy-owner/name:v1-7b7c3f2e", **arguments) == "1"
+    assert tracking.register_policy(name="kvpolicy-owner/name:v1-7b7c3f2e", **arguments) == "1"
+    names = [model.name for model in tracking._client.search_registered_models()]
+    assert "kvpolicy-owner-name-v1-7b7c3f2e" in names

@@ -1,6 +1,7 @@
 """Collecting, training and judging a tiny model, task by task; in pieces and at once it comes to the same."""
 
 import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.model import load_model
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.samples import read_encoded
+from tasks.stage import find_completed
 from tasks.train import assemble_policy, policy_ref, train_heads
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
@@ -105,6 +107,19 @@ def test_collecting_again_finds_the_fragments_and_the_snapshot(home, model, prom
     assert len(Catalog(home).rows("samples", f"collection = '{collection.key}'")) == 6
 
 
+def test_a_lost_fragment_is_collected_again_and_the_snapshot_is_whole(home, model, prompts, collection, collected):
+    outcomes, snapshot = collected
+    lost = Catalog(home).artifact(outcomes[1].outputs["fragment"])
+    shutil.rmtree(lost.uri)
+    assert find_completed(home, collection) is None  # its snapshot is no more than a list of fragments
+    again = collect_fragment.fn(home, model, prompts("train", 2), COLLECT, collection=collection.key, first=3)
+    assert (again.skipped, again.outputs) == (False, outcomes[1].outputs)
+    assert find_completed(home, collection) is not None
+    fragments = [outcome.outputs["fragment"] for outcome in outcomes]
+    assert seal_collection.fn(home, model, collection, COLLECT, fragments)[0] == snapshot
+    assert TraceStore(home.traces).verify() == []
+
+
 def test_another_setting_or_seed_is_another_collection(model, prompts, collection):
     parts = (prompts("train", 2), prompts("validation"))
     aware = dataclasses.replace(COLLECT, setting="query_aware")
@@ -126,7 +141,7 @@ def test_groups_join_in_the_order_of_their_heads(home, model, policy):
     assert [row["heldout_cost"] for row in heads] == costs
     assert [row["head_name"] for row in heads] == ["L00.H0", "L00.H1", "L01.H0", "L01.H1"]
     assert all(row["policy_set_id"] == policy.artifact_id for row in heads)
-    parts = [load_policy(Path(group["uri"])).agents for group in groups]
+    parts = [load_policy(Path(Catalog(home).artifact(group["artifact_id"]).uri)).agents for group in groups]
     for name, weights in joined.agents.state_dict().items():
         torch.testing.assert_close(weights, torch.cat([part.state_dict()[name] for part in parts]))
 
@@ -200,6 +215,6 @@ def test_the_curve_of_a_policy_goes_back_to_its_traces(home, model, policy, coll
 
 
 def test_a_missing_file_of_scores_is_told_in_one_line(judged, tmp_path):
-    gone = dataclasses.replace(judged[0][0], scores_path=str(tmp_path / "gone.parquet"))
-    with pytest.raises(StorageError, match=r"cannot read .*gone\.parquet: [^\n]*; run the stage that makes it again"):
+    gone = dataclasses.replace(judged[0][0], path=str(tmp_path / "gone"))
+    with pytest.raises(StorageError, match=r"cannot read .*gone/scores.parquet: [^\n]*; delete what is left of it"):
         read_scores([gone])

@@ -183,3 +183,11 @@ def test_positions_beyond_the_models_are_refused(tiny_model, draw_tokens, fails_
     prefill(model, draw_tokens(32), num_queries=0)
     message = fails_in_one_line(prefill, model, draw_tokens(33), num_queries=0)
     assert "position 32" in message and "32 positions" in message
+
+
+def test_a_layer_without_attention_is_an_error_and_never_empty_memory(tiny_model, monkeypatch):
+    model = tiny_model("llama")
+    layer = model.network.model.layers[1]
+    monkeypatch.setattr(layer, "forward", lambda hidden_states, **kwargs: hidden_states)
+    with pytest.raises(InputError, match=r"layers 1 of .* ran no attention"):
+        prefill(model, torch.arange(5), num_queries=1)

@@ -1,0 +1,10 @@
+"""Options that several `kvp` commands take."""
+
+from typing import Annotated
+
+import typer
+
+HomeOption = Annotated[
+    str | None, typer.Option("--home", help="Folder of all state [default: KVP_HOME or ./.kvp]", metavar="DIR")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else")]

@@ -1,0 +1,134 @@
+"""The `kvp traces` commands: what lies in a home's trace store, whether it is whole, and how to get it out."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.command_options import HomeOption, JsonOption
+from flows.process import home_path
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from storage.traces import TraceStore
+
+app = typer.Typer(help="Look after the trace store.", no_args_is_help=True)
+
+CollectionOption = Annotated[
+    str | None, typer.Option(help="First characters of a collection's key [default: the only one]")
+]
+_HOUR_S = 3600.0
+
+
+@app.command(name="list")
+def list_collections(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the collections: samples, tokens and fragments of each."""
+    from flows.printing import print_records
+
+    records = [
+        {
+            "collection": collection,
+            "samples": len(rows),
+            "tokens": sum(row.context_tokens for row in rows),
+            "fragments": len({row.fragment_id for row in rows}),
+            "splits": ", ".join(sorted({row.split for row in rows})),
+            "model_digest": rows[0].model_digest,
+        }
+        for collection, rows in _store(home).collections().items()
+    ]
+    print_records(records, as_json=as_json)
+
+
+@app.command()
+def show(collection: CollectionOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the samples of a collection and the fragments that hold them."""
+    from flows.printing import print_records
+
+    names = ("sample_id", "split", "setting", "context_tokens", "fragment_id", "start", "sample_digest")
+    rows = _store(home).collection(collection)
+    print_records([{name: getattr(row, name) for name in names} for row in rows], as_json=as_json)
+
+
+@app.command()
+def verify(
+    collection: CollectionOption = None,
+    home: HomeOption = None,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Remove damaged fragments; collecting makes them again")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every committed byte again; name what is damaged, and exit with 1 if anything is."""
+    from flows.printing import print_records
+
+    store = _store(home)
+    key = None if collection is None else store.collection(collection)[0].collection
+    problems = store.verify(key)
+    if as_json:
+        print_records([vars(problem) for problem in problems], as_json=True)
+    else:
+        print("\n".join(str(problem) for problem in problems) or f"{len(store.rows(key))} samples are whole")
+    if problems and discard:
+        store.discard(problem.fragment_id for problem in problems)
+        print("kvp: damaged fragments were discarded; run `kvp collect` or `kvp run` again", file=sys.stderr)
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    home: HomeOption = None,
+    min_age_hours: Annotated[
+        float, typer.Option(help="Leave what is younger: its writer may be about to commit it", min=0)
+    ] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what writers that died have left."""
+    removed = _store(home).gc(min_age_s=min_age_hours * _HOUR_S)
+    print(json.dumps(removed) if as_json else f"{len(removed)} fragments removed")
+
+
+@app.command()
+def compact(home: HomeOption = None) -> None:
+    """Merge the small files that many commits leave in the manifest; every version stays readable."""
+    before, after = _store(home).compact()
+    print(f"manifest: {before} files are now {after}")
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="File to write: .parquet or .safetensors", metavar="FILE")],
+    heads: Annotated[str, typer.Option(help="Heads such as 0,7,12-14")] = "0",
+    collection: CollectionOption = None,
+    split: Annotated[str | None, typer.Option(help="Only samples of this split")] = None,
+    home: HomeOption = None,
+) -> None:
+    """Write keys, values and importance of chosen heads to one file for other programs."""
+    from storage.export import EXPORT_FORMATS, export_traces
+
+    file_format = out.suffix.removeprefix(".")
+    if file_format not in EXPORT_FORMATS:
+        endings = " or ".join(f".{name}" for name in EXPORT_FORMATS)
+        raise typer.BadParameter(f"--out is {str(out)!r}, expected a name that ends with {endings}")
+    store = _store(home)
+    rows = [row for row in store.collection(collection) if split is None or row.split == split]
+    num_bytes = export_traces(store, rows, _head_numbers(heads), out, file_format=file_format)
+    print(f"{len(rows)} samples, {num_bytes / 2**20:.1f} MiB: {out}")
+
+
+def _store(home: str | None) -> "TraceStore":
+    from storage.traces import TraceStore
+
+    return TraceStore(Home.open(home_path(home), create=False).traces)
+
+
+def _head_numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise typer.BadParameter(f"--heads is {text!r}, expected numbers and ranges such as 0,7,12-14")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
