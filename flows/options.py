@@ -7,7 +7,6 @@ from typing import Any, Literal
 from kvpolicy.pipeline import PipelineConfig, load_preset
 
 Preset = Literal["smoke", "demo", "paper"]
-Estimator = Literal["exact", "rloo"]
 
 
 @dataclass(frozen=True, kw_only=True)

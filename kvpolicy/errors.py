@@ -3,3 +3,9 @@
 
 class InputError(ValueError):
     """A wrong input: one line that says what was wrong, where, what was expected and what to do."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -130,7 +130,7 @@ def _contenders(config: EvaluateConfig, policies: Sequence[PolicyRef], model: Mo
             for reference in policies:
                 policy = load_policy(Path(reference.path), device=device)
                 policy.require_model(model.digest)
-                contenders.append(Contender(method=make_method("kvp", agents=policy), seed=reference.seed))
+                contenders.append(Contender(method=make_method("kvp", policy=policy), seed=reference.seed))
         else:
             seeds = range(config.num_random_seeds if name == "random" else 1)
             contenders += [Contender(method=make_method(name), seed=seed) for seed in seeds]

@@ -13,7 +13,7 @@ from tasks.references import ModelRef
 from tasks.stage import stage_task
 
 
-@stage_task("register-model", retries=1)
+@stage_task("register-model")
 def register_model(home: Home, source: str, dtype: str) -> ModelRef:
     """Find, fetch or convert a model and note it in the catalog.
 

@@ -1,4 +1,4 @@
-"""The one way to write a task: retries, lineage and skipping in one place.
+"""The one way to write a task: lineage and skipping in one place.
 
 A task is a Prefect task whose body is guarded by its stage key (inputs, parameters, fingerprint of its code). If the
 catalog has a completed run with that key, the body does not run and its result is found again; that is recorded too.
@@ -38,14 +38,13 @@ _CHANGES_NO_RESULT = frozenset(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def stage_task(name: str, *, retries: int = 0) -> Callable[[F], F]:
+def stage_task(name: str) -> Callable[[F], F]:
     """Decorate a function as a Prefect task of this project.
 
     Args:
         name: Of the task in Prefect.
-        retries: For tasks that reach over a network; a wrong input does not become right by trying again.
     """
-    return task(name=name, retries=retries, cache_policy=NO_CACHE, persist_result=False, log_prints=False)  # type: ignore[return-value]
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, log_prints=False)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,19 +32,19 @@ class LearnedPolicy(Method):
     It needs no queries: a token is judged by its own key, value and position.
 
     Attributes:
-        agents: The policy set's networks.
+        policy: The policy set, or whatever scores as one.
     """
 
     name: ClassVar[str] = "kvp"
     description: ClassVar[str] = "KV Policy: a small network for every KV head, trained on future attention"
     reference: ClassVar[str] = "arXiv 2602.10238"
 
-    agents: Scorer
+    policy: Scorer
 
     @torch.no_grad()
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:
-        """Score with the agents; no gradients are recorded."""
-        scores = self.agents.score(state.keys, state.values, state.positions)
+        """Score with the policy; no gradients are recorded."""
+        scores = self.policy.score(state.keys, state.values, state.positions)
         if tuple(scores.shape) != (state.num_heads, state.num_tokens):
             raise InputError(
                 f"method {self.name}: the policy gave scores of shape {tuple(scores.shape)}, expected "

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from kvpolicy.errors import InputError
+from kvpolicy.errors import InputError, first_line
 
 RECORD = "sha256.json"
 
@@ -39,7 +39,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
                 gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
             )
         except Exception as error:  # the reader raises many types for a damaged or foreign file
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
             raise InputError(f"GGUF file {gguf} cannot be converted: {reason}; check that it is complete") from error
         tokenizer.save_pretrained(scratch)
         network.to(torch.bfloat16).save_pretrained(scratch)

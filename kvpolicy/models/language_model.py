@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
-from kvpolicy.errors import InputError
+from kvpolicy.errors import InputError, first_line
 from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
@@ -100,7 +100,7 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
     except InputError as error:
         raise InputError(f"model {folder}: {error}") from error
     except Exception as error:  # transformers raises dozens of types here; all mean the same to the caller
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise InputError(
             f"model {folder} cannot be loaded: {reason}; it must be a decoder whose attention goes through "
             "transformers' attention interface, saved with its tokenizer"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpolicy.errors import InputError
+from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf, digest_file
 from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder
 
@@ -83,7 +83,7 @@ def _from_hub(source: str, cache: Path) -> ModelReference:
             name, revision=revision or None, cache_dir=cache / "hub", allow_patterns=wanted, etag_timeout=10
         )
     except Exception as error:  # network, permission and naming errors have a dozen types
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise InputError(
             f"model {source!r} cannot be fetched from the hub: {reason}; "
             "check the id, or download it elsewhere and pass the folder with --model"

@@ -75,7 +75,7 @@ def _contenders(model, names):
     )
     policy = PolicySet(agents=agents, spec=spec, model_digest="", training={})
     return [
-        Contender(method=make_method(name, **({"agents": policy} if name == "kvp" else {})), seed=0) for name in names
+        Contender(method=make_method(name, **({"policy": policy} if name == "kvp" else {})), seed=0) for name in names
     ]
 
 

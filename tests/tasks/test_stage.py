@@ -164,6 +164,6 @@ def test_what_a_run_read_and_made_is_known(home, stage):
 
 
 def test_tasks_keep_no_results_of_their_own():
-    made = stage_task("some-name", retries=1)(work)
-    assert (made.name, made.retries, made.persist_result) == ("some-name", 1, False)
+    made = stage_task("some-name")(work)
+    assert (made.name, made.persist_result) == ("some-name", False)
     assert made.fn is work

@@ -45,7 +45,7 @@ class _SumAgent:
 
 
 def _make_any(name: str) -> Method:
-    return make_method(name, agents=_SumAgent()) if name == "kvp" else make_method(name)
+    return make_method(name, policy=_SumAgent()) if name == "kvp" else make_method(name)
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_a_policy_of_another_model_is_refused(make_state):
             return torch.zeros(1, 2)
 
     with pytest.raises(InputError, match="trained for another model"):
-        make_method("kvp", agents=Other()).score(make_state())
+        make_method("kvp", policy=Other()).score(make_state())
 
 
 def test_a_learned_policy_records_no_gradient(make_state):
@@ -173,7 +173,7 @@ def test_a_learned_policy_records_no_gradient(make_state):
         def score(self, keys, values, positions):
             return keys @ self.weight
 
-    scores = make_method("kvp", agents=Agents()).score(make_state())
+    scores = make_method("kvp", policy=Agents()).score(make_state())
     assert not scores.requires_grad
 
 
