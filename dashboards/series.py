@@ -160,9 +160,14 @@ def band_note(panels: Sequence[Panel]) -> str:
     for panel in panels:
         for line in panel.series:
             seeds[line.method] = max(seeds.get(line.method, 1), *(point.num_seeds for point in line.points))
-    counts = [point.num_samples for panel in panels for line in panel.series for point in line.points]
+    points = [point for panel in panels for line in panel.series for point in line.points]
+    counts = [point.num_samples for point in points if point.low < point.high]
+    if not counts:
+        return "no intervals: one sample a task says nothing about spread"
     count = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)}–{max(counts)}"
     note = f"bands: bootstrap intervals over {count} samples"
+    if any(all(p.low == p.high for line in panel.series for p in line.points) for panel in panels):
+        note += "; none where a task has only one"
     several = [f"{method} ({count})" for method, count in seeds.items() if count > 1]
     return f"{note}; several seeds: mean, and all their intervals together: {', '.join(several)}" if several else note
 

@@ -4,12 +4,14 @@ Results go to standard output, everything else to standard error. A wrong input 
 libraries are imported by the commands that need them, after the process is prepared.
 """
 
+import datetime as dt
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +38,7 @@ _INTERRUPTED = 130
 PresetOption = Annotated[str, typer.Option(help="smoke, demo or paper")]
 ModelOption = Annotated[str, typer.Option(help="embedded, a model folder, a GGUF file or a hub id", metavar="REF")]
 SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws", min=0, max=2**63 - 1)]
-TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks of the benchmark")]
+TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to train on and to judge on")]
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]
 BudgetsOption = Annotated[str | None, typer.Option(help="Comma-separated budgets in tokens")]
 EstimatorOption = Annotated[str | None, typer.Option(help="exact or rloo")]
@@ -51,6 +53,7 @@ class Format(StrEnum):
     table = "table"
     json = "json"
     csv = "csv"
+    parquet = "parquet"
 
 
 def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Callable[[Home, Any, bool], None]) -> None:
@@ -117,8 +120,9 @@ def _report_stage(home: Home, stage: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"home": str(home.path), **vars(stage)}))
     else:
-        what = "was there already" if stage.skipped else "made"
-        print(f"{stage.artifact_id} {what} ({stage.seconds:.1f} s)")
+        from flows.summary import print_stage
+
+        print_stage(home, stage)
 
 
 _add_pipeline_command("run", "Run the whole pipeline: collect, train, evaluate.", flow="retrain", report=_report_run)
@@ -134,15 +138,24 @@ _add_pipeline_command(
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT over the catalog's tables")],
+    query: Annotated[str | None, typer.Argument(help="One SELECT over the catalog's tables and views")] = None,
     home: HomeOption = None,
+    file: Annotated[Path | None, typer.Option(help="File that holds the query")] = None,
+    at: Annotated[str | None, typer.Option(help="As of a version (a number) or a UTC time: 2026-11-30T09:00")] = None,
     output: Annotated[Format, typer.Option("--format", help="How to print the rows")] = Format.table,
 ) -> None:
-    """Ask the catalog in SQL."""
+    """Ask the catalog in SQL; `SELECT * FROM views` shows the ready-made views."""
     from flows.printing import print_rows
     from storage.catalog import Catalog
 
-    print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query), output.value)
+    if (query is None) == (file is None):
+        raise typer.BadParameter("give one query, or --file with one")
+    if file is not None:
+        try:
+            query = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
+    print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
 
 
 @app.command()
@@ -210,6 +223,17 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
         for info in tasks_of(benchmark)
     ]
     print_records(records, as_json=as_json)
+
+
+def _moment(text: str | None) -> int | dt.datetime | None:
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    try:
+        return dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"--at is {text!r}, expected a version (a number) or a time such as 2026-11-30T09:00"
+        ) from None
 
 
 def _listed(text: str | None) -> list[str] | None:

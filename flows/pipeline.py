@@ -158,7 +158,7 @@ def find_snapshot(plan: Plan) -> SnapshotRef:
     found = find_completed(plan.home, plan.collection)
     if found is None:
         raise InputError(
-            f"train: {plan.home.path} has no traces for this model, preset, seed and code: "
+            f"train: {plan.home.path} has no traces for this model, preset, tasks, seed and code: "
             f"run `kvp collect --preset {plan.config.preset}` with the same options first"
         )
     return snapshot_ref(plan.home, found.outputs["snapshot"])
@@ -175,7 +175,7 @@ def find_policy(plan: Plan) -> PolicyRef:
     found = find_completed(plan.home, stage)
     if found is None:
         raise InputError(
-            f"evaluate: {plan.home.path} has no policies for this model, preset, seed and code: "
+            f"evaluate: {plan.home.path} has no policies for this model, preset, tasks, seed and code: "
             f"run `kvp train --preset {plan.config.preset}` with the same options first"
         )
     return policy_ref(plan.home, found.outputs["policy"])

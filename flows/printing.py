@@ -13,8 +13,15 @@ _WIDTH_OF_PIPES = 240
 
 
 def print_rows(rows: Any, output: str) -> None:
-    """Print an Arrow table as `table`, `json` (a list of objects) or `csv`."""
-    if output == "csv":
+    """Print an Arrow table as `table`, `json` (a list of objects), `csv` or the bytes of a `parquet` file."""
+    if output == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        content = pa.BufferOutputStream()
+        pq.write_table(rows, content)
+        sys.stdout.buffer.write(content.getvalue())
+    elif output == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(rows.column_names)
         writer.writerows(record.values() for record in rows.to_pylist())

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from storage.errors import StorageError
 
 _STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 20.0
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def own_server(home: Path) -> Iterator[Callable[[], None]]:
         A function that waits until the server answers; call it before the first flow.
     """
     if "PREFECT_API_URL" in os.environ:
-        yield lambda: None
+        yield lambda: _require_server(os.environ["PREFECT_API_URL"])
         return
     log = home / "prefect" / "server.log"
     log.parent.mkdir(exist_ok=True)
@@ -55,6 +58,20 @@ def own_server(home: Path) -> Iterator[Callable[[], None]]:
     finally:
         del os.environ["PREFECT_API_URL"]
         _stop(process)
+
+
+def _require_server(url: str) -> None:
+    """Refuse a server that is not there; Prefect itself would say so in a hundred lines."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S):
+            return
+    except urllib.error.HTTPError:
+        return  # it answers; what it wants is between Prefect and its settings
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise StorageError(
+            f"no Prefect server answers at {url}, which PREFECT_API_URL names ({getattr(error, 'reason', error)}): "
+            "start it, or unset the variable"
+        ) from error
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

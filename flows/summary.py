@@ -1,6 +1,9 @@
 """What a pipeline run ends with: one document for programs, and tables for people."""
 
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dashboards.table import curve_table, stage_table
@@ -74,5 +77,25 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     out.print(f"policy set              {summary['policy_set']['path']}")
     for figure in summary["figures"]:
         out.print(f"curves                  {figure}")
-    out.print(f"MLflow                  mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}")
-    out.print(f'catalog                 kvp sql --home {summary["home"]} "SELECT * FROM curves LIMIT 5"')
+    out.print(f"MLflow                  {_program('mlflow')} ui --backend-store-uri {summary['mlflow_tracking_uri']}")
+    out.print(f'catalog                 {_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"')
+
+
+def print_stage(home: Home, stage: StageReport) -> None:
+    """What a single stage made or found, where it lies, and what shows it."""
+    out = console()
+    artifact = Catalog(home).artifact(stage.artifact_id)
+    what = "was there already" if stage.skipped else "made"
+    out.print(f"{artifact.artifact_id} {what} ({stage.seconds:.1f} s): {artifact.name}")
+    places = (
+        [artifact.uri] if artifact.uri else sorted(figure_folder(home, artifact.artifact_id).glob("budget_curves.*"))
+    )
+    for place in places:
+        out.print(str(place))
+
+
+def _program(name: str) -> str:
+    """How a program of this environment is called from the shell: by its name where that finds it."""
+    own = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    return name if found is not None and Path(found).samefile(own) else str(own)

@@ -285,15 +285,29 @@ class Catalog:
         """
         return walk(self._tables, any_id, direction)
 
-    def sql(self, query: str) -> pa.Table:
+    def sql(self, query: str, *, at: int | dt.datetime | None = None) -> pa.Table:
         """Answer one SQL query over the catalog's tables; it can neither write nor reach files or the network.
 
+        Args:
+            query: one SELECT over the tables of `storage.schemas` and the views of `storage.views`.
+            at: as the catalog was at this version (see `version`) or time; a naive time is in UTC.
+
+        Returns:
+            An Arrow table; `.to_pandas()` makes a data frame of it.
+
         Raises:
-            StorageError: if the query is wrong or not allowed.
+            StorageError: if the query is wrong or not allowed, or there is no such version.
         """
         from storage.sql import query_tables
 
-        return query_tables(self._tables, query)
+        version = self._tables["runs"].version_at(at) if isinstance(at, dt.datetime) else at
+        if version is not None and not 0 <= version <= self.version():
+            raise StorageError(f"no version {version} of the catalog: it has 0 to {self.version()}")
+        return query_tables(self._tables, query, version=version)
+
+    def version(self) -> int:
+        """Return the latest version: it grows with every run that is recorded; 0 for an empty catalog."""
+        return self._tables["runs"].version()
 
     def _table(self, name: str) -> Table:
         if name not in self._tables:

@@ -1,4 +1,8 @@
-"""SQL over the catalog's tables in DuckDB, shut in: no writes, no files, no network, no settings."""
+"""SQL over the catalog's tables in DuckDB, shut in: no writes, no files, no network, no settings.
+
+A row in `runs` is what publishes everything that a run wrote, so the version of that one table is the version of the
+catalog: an earlier one shows the runs that it has, and what they made.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
 from storage.tables import Table, one_line
+from storage.views import MACROS, VIEWS
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,8 +29,13 @@ _COMPLETED = "run_id IN (SELECT run_id FROM runs WHERE outcome = 'completed')"
 _UNIQUE = {"artifacts": "artifact_id", "models": "model_id"}
 
 
-def query_tables(tables: Mapping[str, Table], query: str) -> pa.Table:
+def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None = None) -> pa.Table:
     """Answer one query; see `storage.catalog.Catalog.sql`.
+
+    Args:
+        tables: the catalog's tables.
+        query: one query.
+        version: version of the table `runs`; the latest by default.
 
     Raises:
         StorageError: if the query is wrong or not allowed.
@@ -34,15 +44,17 @@ def query_tables(tables: Mapping[str, Table], query: str) -> pa.Table:
 
     with duckdb.connect(":memory:") as connection:
         _require_read_only(connection, query)
-        for name in sorted(tables, key=lambda name: name != "runs"):  # the other views refer to it
-            _create_view(connection, name, tables[name])
+        # The other views refer to `runs`, and some, of an earlier version, to `edges`.
+        for name in sorted(tables, key=lambda name: (name != "runs", name != "edges")):
+            _create_view(connection, name, tables[name], version)
+        _create_ready_made(connection)
         for setting in _SHUT:
             connection.execute(setting)
         try:
             answer: pa.Table = connection.sql(query).to_arrow_table()
             return answer
         except duckdb.Error as error:
-            hint = f"; the tables are {', '.join(tables)}" if "Table with name" in str(error) else ""
+            hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
             raise StorageError(f"SQL: {one_line(error)}{hint}") from error
 
 
@@ -62,8 +74,8 @@ def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> Non
         raise StorageError(f"SQL: {kind} is refused, the catalog can only be read; expected a SELECT")
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
-    content = table.dataset()
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table, version: int | None) -> None:
+    content = None if version == 0 else table.dataset(version if name == "runs" else None)
     # A view of a relation, not of a registered name: SHOW TABLES then lists the catalog's tables and nothing else.
     rows = connection.from_arrow(table.schema.empty_table() if content is None else content)
     columns = table.schema.names
@@ -73,8 +85,22 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table)
             column if column == key else f"arg_min({column}, created_at) AS {column}" for column in columns
         )
         rows = rows.aggregate(firsts, key)
+        if version is not None:
+            rows = rows.filter(f"{key} IN (SELECT artifact_id FROM edges)")
     elif name == "edges":  # a failed run has read its inputs, but made nothing
         rows = rows.filter(f"{_COMPLETED} OR role = 'input' AND run_id IN (SELECT run_id FROM runs)").distinct()
     elif "run_id" in columns and name != "runs":
         rows = rows.filter(_COMPLETED)
     rows.create_view(name)
+
+
+def _create_ready_made(connection: duckdb.DuckDBPyConnection) -> None:
+    import pyarrow as pa
+
+    described = {**VIEWS, **MACROS}
+    names = pa.table({"name": list(described), "description": [view.description for view in described.values()]})
+    connection.from_arrow(names).create_view("views")
+    for name, view in VIEWS.items():
+        connection.execute(f"CREATE VIEW {name} AS {view.query}")
+    for name, view in MACROS.items():
+        connection.execute(f"CREATE MACRO {name} AS TABLE {view.query}")

@@ -5,6 +5,7 @@ Shared by the manifest of the trace store and by the catalog. It knows no table'
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import random
 import re
@@ -59,6 +60,13 @@ class Table:
         """Return the latest version; 0 if nothing was ever appended."""
         dataset = self.dataset()
         return 0 if dataset is None else int(dataset.version)
+
+    def version_at(self, time: dt.datetime) -> int:
+        """Return the version that was the latest at a time; 0 if there was none. A naive time is in UTC."""
+        dataset = self.dataset()
+        moment = time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
+        known = [] if dataset is None else dataset.versions()  # their times are naive and local
+        return max((entry["version"] for entry in known if entry["timestamp"].astimezone() <= moment), default=0)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows in one commit; concurrent appends all succeed, in some order.

@@ -182,3 +182,29 @@ def test_a_missing_home_is_not_made_by_asking(kvp_here, home):
 )
 def test_a_wrong_question_is_refused(kvp_here, small_run, args, said):
     assert_refused(kvp_here(*args, home=small_run.home), said)
+
+
+def test_a_prefect_server_that_is_not_there_is_one_line(kvp_here, home):
+    said = kvp_here("run", "--preset", "smoke", home=home, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert said.code == 1
+    assert said.stderr.startswith(
+        "kvp: no Prefect server answers at http://127.0.0.1:9/api, which PREFECT_API_URL names"
+    )
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_query_file_and_a_moment_that_are_wrong_are_one_line(kvp_here, small_run, tmp_path):
+    (tmp_path / "latin1.sql").write_bytes(b"SELECT '\xe9'")
+    wrong = {
+        ("--file", str(tmp_path / "none.sql")): "cannot be read",
+        ("--file", str(tmp_path / "latin1.sql")): "cannot be read",
+        ("SELECT 1", "--file", str(tmp_path / "latin1.sql")): "give one query, or --file with one",
+        (): "give one query, or --file with one",
+        ("SELECT 1", "--at", "yesterday"): "expected a version (a number) or a time",
+        ("SELECT 1", "--at", "99999"): "no version 99999 of the catalog",
+    }
+    for arguments, message in wrong.items():
+        said = kvp_here("sql", *arguments, home=small_run.home)
+        assert said.code != 0
+        assert message in said.stderr
+        assert (said.stderr.count("\n"), said.stdout) == (1, "")

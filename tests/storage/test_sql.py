@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from storage.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
 from storage.schemas import TABLES
+from storage.views import MACROS, VIEWS
 from tests.storage.conftest import artifact, curve_row
 
 
@@ -26,10 +28,54 @@ def filled(catalog: Catalog) -> Catalog:
 
 
 def test_a_new_catalog_has_all_tables_empty(catalog: Catalog) -> None:
-    assert {row["name"] for row in catalog.sql("SHOW TABLES").to_pylist()} == set(TABLES)
+    assert {row["name"] for row in catalog.sql("SHOW TABLES").to_pylist()} == {*TABLES, *VIEWS, "views"}
     for name, schema in TABLES.items():
         answer = catalog.sql(f"SELECT * FROM {name}")
         assert (answer.num_rows, answer.column_names) == (0, schema.names)
+
+
+def test_views_answer_from_the_newest_and_say_what_they_are(filled: Catalog) -> None:
+    described = {row["name"]: row["description"] for row in filled.sql("FROM views").to_pylist()}
+    assert set(described) == {*VIEWS, *MACROS}
+    for name in VIEWS:
+        filled.sql(f"SELECT * FROM {name}")
+    arguments = {"stage": "evaluate", "parameters": {}, "inputs": {}, "code_fingerprint": "f" * 64}
+    with filled.record_run(stage_key="again", **arguments) as run:
+        newer = curve_row(run.output("curve", artifact("curve", "d")), 64, 0.5, method="kvp")
+        run.append("curves", [{**newer, "evaluation_id": "evaluation-newer"}])
+    newest = filled.sql("SELECT method, budget, value FROM latest_curves ORDER BY method, budget").to_pylist()
+    assert newest == [
+        {"method": "h2o", "budget": 64, "value": 1.28},
+        {"method": "h2o", "budget": 128, "value": 2.56},
+        {"method": "kvp", "budget": 64, "value": 0.5},
+    ]
+    assert filled.sql("SELECT stage, runs FROM run_costs").to_pylist() == [{"stage": "evaluate", "runs": 2}]
+
+
+def test_lineage_in_sql_is_the_graphs(filled: Catalog) -> None:
+    curve = filled.sql("SELECT DISTINCT curve_id FROM curves").to_pylist()[0]["curve_id"]
+    up = {row["artifact_id"] for row in filled.sql(f"FROM lineage_up('{curve}')").to_pylist()}
+    assert up == {name for name in filled.lineage(curve).nodes if not name.startswith("run-")}
+    environment = next(name for name in up if name.startswith("environment-"))
+    down = {row["artifact_id"] for row in filled.sql(f"FROM lineage_down('{environment}')").to_pylist()}
+    assert down == {environment, curve}
+
+
+def test_the_catalog_is_as_it_was_at_a_version_or_time(filled: Catalog) -> None:
+    early, moment = filled.version(), dt.datetime.now(dt.UTC)
+    with filled.record_run(stage="train", stage_key="t", parameters={}, inputs={}, code_fingerprint="f" * 64) as run:
+        run.output("policy", artifact("policy_set", "p"))
+    counts = "SELECT (SELECT count(*) FROM runs) AS runs, (SELECT count(*) FROM artifacts) AS artifacts"
+    assert filled.sql(counts).to_pylist() == [{"runs": 2, "artifacts": 4}]
+    before = [{"runs": 1, "artifacts": 3}]
+    tokyo = dt.timezone(dt.timedelta(hours=9))
+    for at in (early, moment, moment.replace(tzinfo=None), moment.astimezone(tokyo)):
+        assert filled.sql(counts, at=at).to_pylist() == before
+    for at in (0, dt.datetime(2020, 1, 1)):
+        assert filled.sql(counts, at=at).to_pylist() == [{"runs": 0, "artifacts": 0}]
+    for at in (-1, 999):
+        with pytest.raises(StorageError, match=f"no version {at} of the catalog: it has 0 to {filled.version()}"):
+            filled.sql(counts, at=at)
 
 
 def test_questions_are_answered(filled: Catalog) -> None:
