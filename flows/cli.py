@@ -95,7 +95,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
         opened = Home.open(home_path(home))
         point_prefect_at(opened.path)
-        with _standard_output_kept_clean(), own_server(opened.path) as wait_for_server:
+        with _standard_output_kept_clean(), own_server(opened) as wait_for_server:
             from flows import pipeline
 
             run_flow = getattr(pipeline, flow)
@@ -179,6 +179,25 @@ def lineage(
 
 
 @app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run, or an artifact or MLflow run that one made")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The other")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what differs between two runs: inputs, parameters, code, environment, and results that moved."""
+    from flows.printing import print_records
+    from storage.catalog import Catalog
+    from storage.differences import compare_runs
+
+    found = compare_runs(Catalog(Home.open(home_path(home), create=False)), first, second)
+    if found or as_json:
+        print_records([vars(difference) for difference in found], as_json=as_json)
+    else:
+        print("nothing differs")
+
+
+@app.command()
 def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the models that this home knows."""
     from flows.printing import print_rows
@@ -226,7 +245,7 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 def _moment(text: str | None) -> int | dt.datetime | None:
-    if text is None or text.isdigit():
+    if text is None or (text.isdecimal() and text.isascii()):
         return None if text is None else int(text)
     try:
         return dt.datetime.fromisoformat(text)
@@ -242,7 +261,7 @@ def _listed(text: str | None) -> list[str] | None:
 
 def _numbers(text: str | None) -> list[int] | None:
     parts = _listed(text)
-    if parts is not None and not all(part.isdigit() for part in parts):
+    if parts is not None and not all(part.isdecimal() and part.isascii() for part in parts):
         raise typer.BadParameter(f"--budgets is {text!r}, expected whole numbers of tokens such as 64,128,256")
     return None if parts is None else [int(part) for part in parts]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig, load_preset
 
 Preset = Literal["smoke", "demo", "paper"]
@@ -54,6 +55,9 @@ class Choices:
             section: {key: value for key, value in part.items() if value is not None}
             for section, part in changes.items()
         }
+        for path in [*(self.essays or []), *filter(None, (self.squad, self.hotpotqa))]:
+            if not Path(path).expanduser().is_file():
+                raise InputError(f"text {path} does not exist: check --essays, --squad and --hotpotqa")
         return load_preset(preset).with_changes(given)
 
 

@@ -8,12 +8,25 @@ import os
 import sys
 from pathlib import Path
 
+from storage.errors import StorageError
+
 DEFAULT_HOME = ".kvp"
 
 
 def home_path(home: str | None) -> Path:
-    """The home that was asked for: the argument, `KVP_HOME`, or `./.kvp`."""
-    return Path(home or os.environ.get("KVP_HOME") or DEFAULT_HOME).expanduser().absolute()
+    """The home that was asked for: the argument, `KVP_HOME`, or `./.kvp`.
+
+    Raises:
+        StorageError: If there is no such user or working folder, or the name is too long.
+    """
+    asked = home or os.environ.get("KVP_HOME") or DEFAULT_HOME
+    try:
+        path = Path(asked).expanduser().absolute()
+        path.exists()  # a name may be too long to ask
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"home {asked[:80]} cannot be used ({reason}): choose another --home") from error
+    return path
 
 
 def point_prefect_at(home: Path) -> None:

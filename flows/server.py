@@ -15,10 +15,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from storage.errors import StorageError
+from storage.home import Home, exclusive
 
 _STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
@@ -26,13 +27,13 @@ _ANSWER_TIMEOUT_S = 20.0
 
 
 @contextmanager
-def own_server(home: Path) -> Iterator[Callable[[], None]]:
+def own_server(home: Home) -> Iterator[Callable[[], None]]:
     """Run a server with its state under the home, unless `PREFECT_API_URL` names one.
 
     Call it before Prefect is imported.
 
     Args:
-        home: Folder of the home.
+        home: The home.
 
     Yields:
         A function that waits until the server answers; call it before the first flow.
@@ -40,24 +41,35 @@ def own_server(home: Path) -> Iterator[Callable[[], None]]:
     if "PREFECT_API_URL" in os.environ:
         yield lambda: _require_server(os.environ["PREFECT_API_URL"])
         return
-    log = home / "prefect" / "server.log"
-    log.parent.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as stream:
-        port = int(listening.getsockname()[1])
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.server", str(listening.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=stream,
-            stderr=stream,
-            pass_fds=[listening.fileno()],
-            start_new_session=True,  # an interrupt from the keyboard is for the command alone
-        )
-    os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    log = home.prefect / "server.log"
     try:
-        yield lambda: _wait(port, process, log)
-    finally:
-        del os.environ["PREFECT_API_URL"]
-        _stop(process)
+        log.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{log.parent} cannot be made ({error.strerror}): move away what is there") from error
+    with ExitStack() as starting:
+        # Two servers that make one database at once break each other: the other one starts when this one answers.
+        starting.enter_context(exclusive(home, "prefect-server"))
+        with socket.create_server(("127.0.0.1", 0)) as listening, log.open("ab") as stream:
+            port = int(listening.getsockname()[1])
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "flows.server", str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,  # an interrupt from the keyboard is for the command alone
+            )
+
+        def wait() -> None:
+            _wait(port, process, log)
+            starting.close()
+
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        try:
+            yield wait
+        finally:
+            del os.environ["PREFECT_API_URL"]
+            _stop(process)
 
 
 def _require_server(url: str) -> None:

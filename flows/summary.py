@@ -98,4 +98,4 @@ def _program(name: str) -> str:
     """How a program of this environment is called from the shell: by its name where that finds it."""
     own = Path(sys.executable).with_name(name)
     found = shutil.which(name)
-    return name if found is not None and Path(found).samefile(own) else str(own)
+    return str(own) if own.exists() and (found is None or not own.samefile(found)) else name

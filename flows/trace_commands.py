@@ -128,7 +128,7 @@ def _head_numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not (first + last).isascii() or not first.isdecimal() or (dash and not last.isdecimal()):
             raise typer.BadParameter(f"--heads is {text!r}, expected numbers and ranges such as 0,7,12-14")
         numbers += range(int(first), int(last or first) + 1)
     return numbers

@@ -159,7 +159,7 @@ def _check_version(folder: Path, marker: Path) -> None:
         version = json.loads(marker.read_text(encoding="utf-8"))["format_version"]
     except OSError as error:
         raise StorageError(f"cannot read {marker}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(f"{marker} is damaged: expected a format_version; restore it or use a new --home") from error
     if version != FORMAT_VERSION:
         raise StorageError(

@@ -51,16 +51,35 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
         for setting in _SHUT:
             connection.execute(setting)
         try:
-            answer: pa.Table = connection.sql(query).to_arrow_table()
-            return answer
+            return _with_unique_names(connection.sql(query).to_arrow_table())
+        except RuntimeError as error:
+            if "interrupted" in str(error).lower():  # DuckDB (1.5) says so in place of KeyboardInterrupt
+                raise KeyboardInterrupt from error
+            raise
         except duckdb.Error as error:
             hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
             raise StorageError(f"SQL: {one_line(error)}{hint}") from error
 
 
+def _with_unique_names(answer: pa.Table) -> pa.Table:
+    """Two columns of one name become `name` and `name_2`: rows are mappings for most who read them."""
+    names: list[str] = []
+    for name in answer.column_names:
+        count, unique = 1, name
+        while unique in names:
+            count += 1
+            unique = f"{name}_{count}"
+        names.append(unique)
+    return answer.rename_columns(names)
+
+
 def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     import duckdb
 
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:
+        raise StorageError("SQL: the query is not UTF-8 text") from error
     try:
         statements = connection.extract_statements(query)
     except duckdb.Error as error:

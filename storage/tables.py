@@ -48,7 +48,7 @@ class Table:
         Raises:
             StorageError: if the table is damaged or has no such version.
         """
-        if not Path(self.uri).is_dir():
+        if not Path(self.uri).exists():
             return None
         try:
             return _lance().dataset(self.uri, version=version)

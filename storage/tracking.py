@@ -200,10 +200,11 @@ class Tracking:
             _ignore_existing(lambda: client.create_registered_model(name))
             version = self._find_version(name, run_id, digest)
             if version is None:
-                client.log_artifacts(run_id, str(folder), _POLICY_PATH)
+                place = f"{_POLICY_PATH}-{digest[:16]}"  # of its own: another set of this run must not replace it
+                client.log_artifacts(run_id, str(folder), place)
                 version = client.create_model_version(
                     name,
-                    source=f"{client.get_run(run_id).info.artifact_uri}/{_POLICY_PATH}",
+                    source=f"{client.get_run(run_id).info.artifact_uri}/{place}",
                     run_id=run_id,
                     tags={**tags, POLICY_DIGEST_TAG: digest},
                     description=description,
@@ -333,4 +334,7 @@ def _one_line_errors(what: str) -> Iterator[None]:
     except StorageError:
         raise
     except Exception as error:  # MlflowException, and SQLAlchemy's when the database is damaged or locked
-        raise StorageError(f"{what}: {one_line(error)}") from error
+        raise StorageError(
+            f"{what}: {one_line(error)}; if mlflow/mlflow.db in the home was lost or damaged, restore it or use a new "
+            "--home"
+        ) from error

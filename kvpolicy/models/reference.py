@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
-from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf, digest_file
+from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf
 from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder
 
 EMBEDDED = "embedded"
@@ -49,7 +50,15 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
         InputError: If there is no such model, it cannot be fetched, or its files are damaged.
     """
     cache = cache or default_cache()
-    path = Path(source).expanduser()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        path = Path(source).expanduser()
+    except OSError as error:
+        raise InputError(
+            f"the model cache {cache} cannot be made ({error.strerror}): set KVP_CACHE to a folder that can be written"
+        ) from error
+    except RuntimeError as error:
+        raise InputError(f"model {source!r}: {error}") from error
     if source == EMBEDDED:
         return _reference(embedded_model_folder(cache), name=NAME, source=source, revision=WHEEL)
     if path.suffix == ".gguf":

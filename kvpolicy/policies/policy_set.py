@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.specs import ModelSpec
@@ -80,6 +81,7 @@ class PolicySet:
             "model": asdict(self.spec),
             "model_digest": self.model_digest,
             "training": self.training,
+            "weights_sha256": digest_file(folder / WEIGHTS),
         }
         (folder / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
         return policy_digest(folder)
@@ -115,6 +117,8 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
             head_dim=spec.head_dim,
             generator=torch.Generator(),
         )
+        if digest_file(folder / WEIGHTS) != record["weights_sha256"]:
+            raise InputError(f"policy set {folder}: {WEIGHTS} is not what {RECORD} says: delete it and train again")
         agents.load_state_dict(load_file(folder / WEIGHTS))
         agents.requires_grad_(False).eval().to(device)
         return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])

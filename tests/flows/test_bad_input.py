@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from outcomes import assert_nothing_half_registered, assert_refused
 
-from kvpolicy.models.convert import RECORD, digest_file
+from kvpolicy.digests import digest_file
+from kvpolicy.models.convert import RECORD
 from storage.home import FORMAT_VERSION
 
 SMOKE = ("run", "--preset", "smoke")
@@ -207,4 +208,49 @@ def test_a_query_file_and_a_moment_that_are_wrong_are_one_line(kvp_here, small_r
         said = kvp_here("sql", *arguments, home=small_run.home)
         assert said.code != 0
         assert message in said.stderr
+        assert (said.stderr.count("\n"), said.stdout) == (1, "")
+
+
+def test_a_damaged_policy_and_damaged_prompts_are_made_again(kvp_here, small_run, tmp_path):
+    home = shutil.copytree(small_run.home, tmp_path / "home")
+    for path in [next(home.glob("policies/policy_set-*/*.safetensors")), *home.glob("prompts/*.parquet")]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    again = kvp_here("run", *small_run.options, "--json", home=home)
+    assert again.code == 0, again.stderr
+    document = json.loads(again.stdout)
+    assert document["policy_set"]["id"] == small_run.document["policy_set"]["id"]
+    assert not document["stages"]["train"]["skipped"]
+    assert digest_file(Path(document["policy_set"]["path"]) / "policy.safetensors") == digest_file(
+        Path(small_run.document["policy_set"]["path"]) / "policy.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("sql", "SELECT '[/bold] [red]x' AS \"[/b]\""), "[/bold] [red]x"),
+        (("sql", "SELECT 'nan'::DOUBLE AS x", "--format", "json"), '[{"x": null}]'),
+        (("sql", "SELECT 1 AS a, 2 AS a", "--format", "csv"), "a,a_2\n1,2"),
+    ],
+)
+def test_any_text_and_number_is_printed_as_it_is(kvp_here, small_run, args, said):
+    finished = kvp_here(*args, home=small_run.home)
+    assert finished.code == 0, finished.stderr
+    assert said in finished.stdout
+
+
+def test_what_no_one_can_use_is_one_line(kvp_here, small_run, tmp_path):
+    wrong = {
+        ("sql", "SELECT 'infinity'::DATE", "--home", str(small_run.home)): "cast it to VARCHAR",
+        ("run", "--budgets", "6²"): "expected whole numbers",
+        ("run", "--squad", str(tmp_path / "none.json")): "does not exist",
+        ("sql", "SELECT 1", "--home", "/tmp/" + "x" * 300): "name too long",
+        ("sql", "SELECT 1", "--home", "~nobody-of-that-name/x"): "choose another --home",
+    }
+    for arguments, message in wrong.items():
+        said = kvp_here(*arguments)
+        assert said.code != 0
+        assert message.lower() in said.stderr.lower()
         assert (said.stderr.count("\n"), said.stdout) == (1, "")

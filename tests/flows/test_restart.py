@@ -8,9 +8,10 @@ import time
 
 import pytest
 from outcomes import catalog, points_of_home, policy_of_home
-from processes import start_process, tail
+from processes import environment, start_process, tail
 
 from kvpolicy.methods.registry import method_names
+from storage.traces import TraceStore
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("smoke", marks=pytest.mark.slow)])
@@ -63,3 +64,16 @@ def _num_curve_runs(uri: str) -> int:
     client = MlflowClient(tracking_uri=uri)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     return len(client.search_runs(experiments, "tags.`kvp.stage` = 'curve'"))
+
+
+@pytest.mark.slow
+def test_two_at_once_in_a_new_home_both_end_well(embedded_model_folder, tmp_path):
+    # Each with a server of its own, of one new database.
+    command = ["kvp", "collect", "--preset", "smoke", "--tasks", "niah_single_1", "--home", str(tmp_path / "home")]
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    processes = [start_process(command, log=log, env=environment()) for log in logs]
+    for process, log in zip(processes, logs, strict=True):
+        assert process.wait(timeout=240) == 0, tail(log)
+    collections = TraceStore(tmp_path / "home" / "traces").collections()
+    assert [len(rows) for rows in collections.values()] == [5]
+    assert TraceStore(tmp_path / "home" / "traces").verify() == []

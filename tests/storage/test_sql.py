@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import subprocess
 import sys
 import time
@@ -76,6 +77,23 @@ def test_the_catalog_is_as_it_was_at_a_version_or_time(filled: Catalog) -> None:
     for at in (-1, 999):
         with pytest.raises(StorageError, match=f"no version {at} of the catalog: it has 0 to {filled.version()}"):
             filled.sql(counts, at=at)
+
+
+def test_columns_of_one_name_keep_their_values(filled: Catalog) -> None:
+    query = "SELECT a.budget, b.budget, 7 AS budget_2 FROM curves a JOIN curves b ON a.budget < b.budget LIMIT 1"
+    assert filled.sql(query).to_pylist() == [{"budget": 64, "budget_2": 128, "budget_2_2": 7}]
+
+
+def test_a_query_that_is_no_text_is_one_line(filled: Catalog) -> None:
+    with pytest.raises(StorageError, match="not UTF-8"):
+        filled.sql("SELECT '\udcff'")
+
+
+def test_a_table_that_something_else_replaced_is_damage_and_not_empty(filled: Catalog, home: Home) -> None:
+    shutil.rmtree(home.catalog / "runs.lance")
+    (home.catalog / "runs.lance").write_text("not a table")
+    with pytest.raises(StorageError, match=r"table runs at .* cannot be opened"):
+        filled.sql("SELECT 1")
 
 
 def test_questions_are_answered(filled: Catalog) -> None:

@@ -123,3 +123,12 @@ def test_query_heads_that_do_not_divide_are_one_line(copied, fails_in_one_line):
     (copied / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 3}))
     message = fails_in_one_line(load_language_model, copied)
     assert "4 query heads" in message and "3 KV heads" in message
+
+
+def test_a_token_without_an_embedding_and_layers_without_a_place_are_one_line(copied, fails_in_one_line):
+    model = load_language_model(copied)
+    message = fails_in_one_line(model.logits, torch.tensor([[9999]]), torch.zeros(1, 1, dtype=torch.long), 1)
+    assert "token 9999 has no embedding" in message
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": None}))
+    assert "weights of layers that config.json does not have" in fails_in_one_line(load_language_model, copied)

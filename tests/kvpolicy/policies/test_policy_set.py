@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import RECORD, WEIGHTS, PolicySet, join_agents, load_policy, policy_digest
 from kvpolicy.specs import ModelSpec
@@ -141,3 +142,12 @@ def test_joined_groups_are_their_heads_in_order():
 )
 def test_groups_that_do_not_fit_are_refused(fails_in_one_line, groups):
     assert "one configuration" in fails_in_one_line(join_agents, groups)
+
+
+def test_weights_that_read_but_are_not_what_was_saved_are_refused(tmp_path):
+    _policy(3).save(tmp_path)
+    content = bytearray((tmp_path / WEIGHTS).read_bytes())
+    content[-5] ^= 1
+    (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(InputError, match="delete it and train again"):
+        load_policy(tmp_path)

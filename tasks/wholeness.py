@@ -1,0 +1,43 @@
+"""Whether what a stage made is still there and still what it was. What is not is made again.
+
+Traces are too many to be read for this: theirs is checked by every read, and by `kvp traces verify`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kvpolicy.policies.policy_set import policy_digest
+from storage.catalog import Artifact
+from storage.errors import StorageError
+from storage.parquet import read_rows
+
+
+def is_whole(artifact: Artifact) -> bool:
+    """Whether an artifact lies where the catalog says, undamaged; true where the catalog is all of it."""
+    place = Path(artifact.uri)
+    return not artifact.uri or (place.exists() and _CHECKS.get(artifact.kind, lambda *_: True)(place, artifact.digest))
+
+
+def _same_policy(folder: Path, digest: str) -> bool:
+    try:
+        return policy_digest(folder) == digest
+    except OSError:
+        return False
+
+
+def _readable(place: Path, digest: str) -> bool:
+    del digest  # the files carry one of their own, of their rows
+    try:
+        for path in [place] if place.is_file() else [place / "scores.parquet", place / "costs.parquet"]:
+            read_rows(path)
+    except StorageError:
+        return False
+    return True
+
+
+_CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
+    "policy_set": _same_policy,
+    "head_group": _same_policy,
+    "prompts": _readable,
+    "evaluation_shard": _readable,
+}
