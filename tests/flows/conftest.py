@@ -130,6 +130,7 @@ def _settings(prefect_api: str) -> Iterator[None]:
 
 @pytest.fixture
 def kvp_here(
+    embedded_model_folder: Path,
     prefect_api: str,
     server_environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -138,6 +139,7 @@ def kvp_here(
     """Runs `kvp` in this process, which has loaded everything heavy already, with the same server."""
     from flows.cli import main
 
+    del embedded_model_folder  # fetched and converted before, under bars that are not the command's
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME"))]:
         monkeypatch.delenv(name)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):

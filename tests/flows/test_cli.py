@@ -125,7 +125,8 @@ def test_mlflow_has_the_points_of_the_curves(smoke_run):
         assert run.data.tags["kvp.method"] == rows[0]["method"]
         assert run.data.tags["kvp.setting"] == rows[0]["setting"]
         assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["ruler-test"]
-    (version,) = client.search_model_versions("name = 'kvpolicy-SmolLM2-135M-Instruct'")
+    name = f"kvpolicy-SmolLM2-135M-Instruct-{smoke_run.document['model']['digest'][:8]}"
+    (version,) = client.search_model_versions(f"name = '{name}'")
     assert version.tags["kvp.policy_set_id"] == smoke_run.document["policy_set"]["id"]
 
 

@@ -146,7 +146,7 @@ def test_unknown_method_lists_the_names():
         ("lagkv", {"num_sink_tokens": -1}, "num_sink_tokens is -1"),
         ("streaming_llm", {"num_sink_tokens": True}, "num_sink_tokens is True"),
         ("tova", {"window_tokens": 3}, "unknown parameter window_tokens, expected none"),
-        ("kvp", {}, "parameter agents is missing"),
+        ("kvp", {}, "parameter policy is missing"),
     ],
 )
 def test_wrong_parameters_are_one_clear_line(unchecked, name, parameters, message):
