@@ -57,13 +57,16 @@ def collect_trace(model: LanguageModel, example: EncodedSample, setting: str) ->
     The future is the reference continuation. Keys and values are views of the prefill.
 
     Raises:
-        InputError: If the setting is unknown, or the sample longer than the model's positions.
+        InputError: If the setting is unknown, the sample longer than the model's positions, or the attention that it
+            receives not finite.
     """
     cut = cut_sample(example, setting)
     token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
     whole = prefill(model, token_ids, num_queries=cut.num_future)
-    return Trace(
-        keys=whole.keys[:, : cut.num_context],
-        values=whole.values[:, : cut.num_context],
-        importance=importance(whole, num_context=cut.num_context, num_future=cut.num_future),
-    )
+    received = importance(whole, num_context=cut.num_context, num_future=cut.num_future)
+    if not bool(received.isfinite().all()):
+        raise InputError(
+            f"sample {example.sample.sample_id}: the model's attention is not finite: its weights are damaged, or "
+            f"{str(model.dtype).removeprefix('torch.')} is too small for it"
+        )
+    return Trace(keys=whole.keys[:, : cut.num_context], values=whole.values[:, : cut.num_context], importance=received)

@@ -5,6 +5,7 @@ import torch
 
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.collection import CollectConfig, collect_trace
+from kvpolicy.models.language_model import load_language_model
 from kvpolicy.prompts import encode
 from kvpolicy.protocol import SETTINGS, cut_sample
 
@@ -106,3 +107,12 @@ def test_counts_are_at_least_one(fails_in_one_line, name):
 
 def test_the_setting_is_checked_when_it_is_chosen(fails_in_one_line):
     assert "query_blind" in fails_in_one_line(CollectConfig, setting="query_blind")
+
+
+def test_attention_that_is_not_finite_names_the_sample(tiny_model_folder, fails_in_one_line):
+    model = load_language_model(tiny_model_folder("llama"), dtype="float32")
+    with torch.no_grad():
+        model.network.model.layers[0].self_attn.k_proj.weight[0, 0] = torch.nan
+    example = _example(model)
+    message = fails_in_one_line(collect_trace, model, example, "query_agnostic")
+    assert example.sample.sample_id in message and "weights are damaged" in message
