@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import trace_commands
-from flows.command_options import HomeOption, JsonOption
+from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, home_path, point_prefect_at
 from flows.server import own_server
 from storage.errors import StorageError
@@ -245,7 +245,7 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 def _moment(text: str | None) -> int | dt.datetime | None:
-    if text is None or (text.isdecimal() and text.isascii()):
+    if text is None or is_whole_number(text):
         return None if text is None else int(text)
     try:
         return dt.datetime.fromisoformat(text)
@@ -261,7 +261,7 @@ def _listed(text: str | None) -> list[str] | None:
 
 def _numbers(text: str | None) -> list[int] | None:
     parts = _listed(text)
-    if parts is not None and not all(part.isdecimal() and part.isascii() for part in parts):
+    if parts is not None and not all(map(is_whole_number, parts)):
         raise typer.BadParameter(f"--budgets is {text!r}, expected whole numbers of tokens such as 64,128,256")
     return None if parts is None else [int(part) for part in parts]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import home_path
 from storage.home import Home
 
@@ -128,7 +128,7 @@ def _head_numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first + last).isascii() or not first.isdecimal() or (dash and not last.isdecimal()):
+        if not is_whole_number(first) or (dash and not is_whole_number(last)):
             raise typer.BadParameter(f"--heads is {text!r}, expected numbers and ranges such as 0,7,12-14")
         numbers += range(int(first), int(last or first) + 1)
     return numbers

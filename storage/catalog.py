@@ -20,15 +20,13 @@ from storage.errors import StorageError
 from storage.graph import LineageGraph, walk
 from storage.home import Home
 from storage.recording import RunRecorder, fill_in, new_run_id, utc_now
-from storage.schemas import TABLES
+from storage.schemas import TABLES, UNIQUE
 from storage.tables import Table, quote
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ARTIFACT_KINDS", "Artifact", "Catalog", "CompletedRun", "RunRecorder"]
-
-_UNIQUE = {"artifacts": "artifact_id", "models": "model_id"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +187,7 @@ class Catalog:
             StorageError: if there is no such table, a row does not fit it, or it cannot be written.
         """
         filled = fill_in(self._table(table).name, rows)
-        column = _UNIQUE.get(table)
+        column = UNIQUE.get(table)
         if column is not None and filled:
             to_write = {row.get(column): row for row in filled}
             present = {row[column] for row in self._tables[table].scan_in(column, [str(name) for name in to_write])}
@@ -251,14 +249,17 @@ class Catalog:
         Raises:
             StorageError: if there is none with one of the ids.
         """
+        rows = self._artifact_rows(artifact_ids)
+        return [Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])}) for row in rows]
+
+    def _artifact_rows(self, artifact_ids: Sequence[str]) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for row in self._tables["artifacts"].scan_in("artifact_id", artifact_ids):
             found.setdefault(row["artifact_id"], row)  # of two processes that registered one, the first counts
         for name in artifact_ids:
             if name not in found:
                 raise StorageError(f"no artifact {name} in the catalog: see `SELECT artifact_id FROM artifacts`")
-        rows = [found[name] for name in artifact_ids]
-        return [Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])}) for row in rows]
+        return [found[name] for name in artifact_ids]
 
     def created_at_ms(self, artifact_id: str) -> int:
         """Return when an artifact was first registered, in milliseconds since 1970, UTC.
@@ -266,10 +267,7 @@ class Catalog:
         Raises:
             StorageError: if there is none with that id.
         """
-        found = self._tables["artifacts"].scan_in("artifact_id", [artifact_id])
-        if not found:
-            raise StorageError(f"no artifact {artifact_id} in the catalog: see `SELECT artifact_id FROM artifacts`")
-        created: dt.datetime = found[0]["created_at"]  # naive, in UTC
+        created: dt.datetime = self._artifact_rows([artifact_id])[0]["created_at"]  # naive, in UTC
         return round(created.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
     def lineage(self, any_id: str, direction: str = "up") -> LineageGraph:

@@ -189,3 +189,6 @@ TABLES: Mapping[str, pa.Schema] = {
     "models": MODELS,
     "metrics": METRICS,
 }
+
+# What is registered once: the column that names it.
+UNIQUE: Mapping[str, str] = {"artifacts": "artifact_id", "models": "model_id"}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
+from storage.schemas import UNIQUE
 from storage.tables import Table, one_line
 from storage.views import MACROS, VIEWS
 
@@ -26,7 +27,6 @@ _SHUT = (
     "SET lock_configuration = true",
 )
 _COMPLETED = "run_id IN (SELECT run_id FROM runs WHERE outcome = 'completed')"
-_UNIQUE = {"artifacts": "artifact_id", "models": "model_id"}
 
 
 def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None = None) -> pa.Table:
@@ -98,8 +98,8 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table,
     # A view of a relation, not of a registered name: SHOW TABLES then lists the catalog's tables and nothing else.
     rows = connection.from_arrow(table.schema.empty_table() if content is None else content)
     columns = table.schema.names
-    if name in _UNIQUE:  # two processes may have registered the same thing at once: the first counts
-        key = _UNIQUE[name]
+    if name in UNIQUE:  # two processes may have registered the same thing at once: the first counts
+        key = UNIQUE[name]
         firsts = ", ".join(
             column if column == key else f"arg_min({column}, created_at) AS {column}" for column in columns
         )

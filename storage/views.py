@@ -22,6 +22,16 @@ class View:
     query: str
 
 
+def _walk(*, known: str, found: str) -> str:
+    """Artifacts that steps from column `known` to column `found` lead to, the first one included."""
+    return f"""
+        WITH RECURSIVE reached(artifact_id) AS (
+            SELECT id UNION SELECT {found} FROM lineage_steps JOIN reached ON {known} = artifact_id
+        )
+        SELECT artifacts.* FROM artifacts JOIN reached USING (artifact_id)
+    """
+
+
 VIEWS: Mapping[str, View] = {
     "latest_curves": View(
         description="curves of the newest evaluation of each model, method, benchmark, setting and seed",
@@ -60,20 +70,10 @@ VIEWS: Mapping[str, View] = {
 MACROS: Mapping[str, View] = {
     "lineage_up(id)": View(
         description="everything that an artifact came from: SELECT * FROM lineage_up('curve-...')",
-        query="""
-            WITH RECURSIVE found(artifact_id) AS (
-                SELECT id UNION SELECT source FROM lineage_steps JOIN found ON made = artifact_id
-            )
-            SELECT artifacts.* FROM artifacts JOIN found USING (artifact_id)
-        """,
+        query=_walk(known="made", found="source"),
     ),
     "lineage_down(id)": View(
         description="everything that came from an artifact: SELECT * FROM lineage_down('model-...')",
-        query="""
-            WITH RECURSIVE found(artifact_id) AS (
-                SELECT id UNION SELECT made FROM lineage_steps JOIN found ON source = artifact_id
-            )
-            SELECT artifacts.* FROM artifacts JOIN found USING (artifact_id)
-        """,
+        query=_walk(known="source", found="made"),
     ),
 }

@@ -99,9 +99,13 @@ def publish_curves(
 
     def body(run: RunRecorder) -> None:
         scores = read_scores(shards)
-        statistics = {"seed": stage.seed or 0, "num_resamples": config.num_resamples, "confidence": config.confidence}
-        points = budget_curves(scores, **statistics)  # type: ignore[arg-type]  # one dict of ints and a float
-        comparisons = compare_with_heuristics(scores, **statistics)  # type: ignore[arg-type]  # the same
+        statistics: dict[str, Any] = {
+            "seed": stage.seed or 0,
+            "num_resamples": config.num_resamples,
+            "confidence": config.confidence,
+        }
+        points = budget_curves(scores, **statistics)
+        comparisons = compare_with_heuristics(scores, **statistics)
         digest = digest_json([stage.key, *(shard.artifact_id for shard in shards)])
         artifact = Artifact(
             kind="evaluation",

@@ -44,7 +44,7 @@ def stage_task(name: str) -> Callable[[F], F]:
     Args:
         name: Of the task in Prefect.
     """
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, log_prints=False)  # type: ignore[return-value]
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, log_prints=False)  # type: ignore[return-value]  # called as the function it was
 
 
 @dataclass(frozen=True, kw_only=True)

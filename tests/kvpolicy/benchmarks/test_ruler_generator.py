@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -158,8 +159,8 @@ def test_a_missing_text_is_named_with_where_to_get_it(task: str, file: str, coun
 
 
 def test_sample_seeds_differ_in_every_argument() -> None:
-    base = {"task": "vt", "split": "test", "seed": 1, "index": 2, "length_tokens": 3}
-    others: list[dict[str, str | int]] = [
+    base: dict[str, Any] = {"task": "vt", "split": "test", "seed": 1, "index": 2, "length_tokens": 3}
+    others: list[dict[str, Any]] = [
         {"task": "fwe"},
         {"split": "train"},
         {"seed": 2},
@@ -167,7 +168,7 @@ def test_sample_seeds_differ_in_every_argument() -> None:
         {"length_tokens": 4},
         {"seed": 12, "index": 3},
     ]
-    seeds = {sample_seed(**{**base, **other}) for other in [{}, *others]}  # type: ignore[arg-type]
+    seeds = {sample_seed(**{**base, **other}) for other in [{}, *others]}
     assert len(seeds) == 7
 
 
