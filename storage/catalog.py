@@ -19,6 +19,7 @@ from storage.environment import environment
 from storage.errors import StorageError
 from storage.graph import LineageGraph, walk
 from storage.home import Home
+from storage.openlineage_delivery import announced
 from storage.recording import RunRecorder, fill_in, new_run_id, utc_now
 from storage.schemas import TABLES, UNIQUE
 from storage.tables import Table, quote
@@ -74,7 +75,8 @@ class Catalog:
         """Record the run that the block is.
 
         If the block ends, its outputs and rows are registered together. If it raises, only a failed run with the
-        reason and the inputs is, and the exception goes on. The code and the environment are inputs by themselves.
+        reason and the inputs is, and the exception goes on. The code and the environment are inputs by themselves. Its
+        start and end are told as OpenLineage's events.
 
         Args:
             stage: name of the stage.
@@ -101,25 +103,26 @@ class Catalog:
             prefect_task_run_id=prefect_task_run_id,
             environment=environment(),
         )
-        try:
-            yield run
-            self._write_completed(run)
-        except BaseException as failure:
+        self._register(run.surroundings)
+        with announced(self, self._home, run):
             try:
-                self._write_failed(run, failure)
-            except StorageError as error:
-                failure.add_note(f"the failed run could not be recorded either: {error}")
-            raise
+                yield run
+                self._write_completed(run)
+            except BaseException as failure:
+                try:
+                    self._write_failed(run, failure)
+                except StorageError as error:
+                    failure.add_note(f"the failed run could not be recorded either: {error}")
+                raise
 
     def _write_completed(self, run: RunRecorder) -> None:
         for table, rows in run.result_rows.items():
             self.append(table, rows)
-        self._register([*run.surroundings, *run.outputs.values()])
+        self._register([*run.outputs.values()])
         self._tables["edges"].append(run.edges(with_outputs=True))
         self._tables["runs"].append([run.row()])
 
     def _write_failed(self, run: RunRecorder, failure: BaseException) -> None:
-        self._register(run.surroundings)
         self._tables["edges"].append(run.edges(with_outputs=False))
         self._tables["runs"].append([run.row(failure)])
 

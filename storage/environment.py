@@ -13,6 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from storage.digests import digest_json
 
@@ -72,6 +73,26 @@ def environment() -> Environment:
         hardware=_hardware(),
         packages=dict(sorted(packages.items())),
     )
+
+
+@functools.cache
+def checkout_url() -> str:
+    """Return where the project's own checkout comes from: its remote without credentials, or else its folder.
+
+    Empty where the code is not a checkout.
+    """
+    if not _git_state(_PROJECT)[0]:
+        return ""
+    return public_url(_git(_PROJECT, "remote", "get-url", "origin").strip()) or _PROJECT.as_uri()
+
+
+def public_url(remote: str) -> str:
+    """Return a git remote as a URL that shows neither user nor password; empty if it is none, such as a folder."""
+    if "://" not in remote:
+        host, colon, path = remote.rpartition("@")[2].partition(":")  # user@host:path, as ssh has it
+        return f"ssh://{host}/{path.lstrip('/')}" if colon and "/" not in host else ""
+    parts = urlsplit(remote)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _git_state(project: Path) -> tuple[str, bool]:

@@ -6,11 +6,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.digests import digest_json
 from storage.errors import StorageError
 from storage.tables import one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _DIGEST = "rows_sha256"  # in the file's metadata: Parquet itself checks neither names nor, by default, values
 
@@ -71,3 +74,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"cannot read {path}: {one_line(error)}; delete what is left of it and run the same command again"
         ) from error
     return rows
+
+
+def columns_of(path: Path) -> list[pa.Field]:
+    """Columns of a file with their types; none if it is lost or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return list(pq.read_schema(path))
+    except (OSError, pa.ArrowException):
+        return []
