@@ -24,7 +24,10 @@ ARTIFACT_KINDS = (
     "curve",
     "code",
     "environment",
+    "request",
 )
+# Inputs that say why and where a run ran, not what its result is made of.
+SURROUNDINGS = frozenset({"code", "environment", "request"})
 _DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
@@ -83,10 +86,11 @@ class Artifact:
         )
 
 
-def code_artifact(code_fingerprint: str, environment: Environment) -> Artifact:
-    """Return the code that a run ran: its fingerprint and the commit that it was taken from."""
+def code_artifact(code_fingerprint: str, environment: Environment, modules: Mapping[str, str]) -> Artifact:
+    """Return the code that a run ran: its fingerprint, the modules under it, and the commit that it was taken from."""
     commit, dirty = environment.git_commit, environment.git_dirty
-    metadata = {"git_commit": commit, "git_dirty": dirty, "code_fingerprint": code_fingerprint}
+    metadata: dict[str, Any] = {"git_commit": commit, "git_dirty": dirty, "code_fingerprint": code_fingerprint}
+    metadata |= {"modules": dict(modules)} if modules else {}
     state = f"{commit[:12]}{' with changes' if dirty else ''}" if commit else "unknown"
     name = f"commit {state}, sources {code_fingerprint[:12]}"
     return Artifact(kind="code", digest=digest_json(metadata), name=name, metadata=metadata)
@@ -100,3 +104,8 @@ def environment_artifact(environment: Environment) -> Artifact:
         name=f"Python {environment.python} on {environment.hardware}",
         metadata=environment.to_json(),
     )
+
+
+def request_artifact(request: Mapping[str, Any], name: str) -> Artifact:
+    """Return what a pipeline was asked for, as JSON values; the same request is the same artifact."""
+    return Artifact(kind="request", digest=digest_json(request), name=name, metadata=request)

@@ -71,6 +71,8 @@ class Catalog:
         seed: int | None = None,
         prefect_flow_run_id: str = "",
         prefect_task_run_id: str = "",
+        modules: Mapping[str, str] | None = None,
+        repeats: str = "",
     ) -> Iterator[RunRecorder]:
         """Record the run that the block is.
 
@@ -87,6 +89,9 @@ class Catalog:
             seed: its seed.
             prefect_flow_run_id: Prefect flow run.
             prefect_task_run_id: Prefect task run.
+            modules: what the fingerprint covers: module -> digest of its source.
+            repeats: id of the run that this one repeats: its results are kept to be compared; no stage finds them and
+                no table shows them.
 
         Raises:
             StorageError: if an input is not registered, or the record cannot be written.
@@ -102,6 +107,8 @@ class Catalog:
             prefect_flow_run_id=prefect_flow_run_id,
             prefect_task_run_id=prefect_task_run_id,
             environment=environment(),
+            modules=modules or {},
+            repeats=repeats,
         )
         self._register(run.surroundings)
         with announced(self, self._home, run):
@@ -137,8 +144,11 @@ class Catalog:
         code_fingerprint: str = "",
         prefect_flow_run_id: str = "",
         prefect_task_run_id: str = "",
+        request_id: str = "",
     ) -> str:
         """Record that a stage was not run because a completed run has the same key, and return the new run id.
+
+        What it would have read is known from the run that it stands on; of its own it has the request, if one is given.
 
         Raises:
             StorageError: if it cannot be written.
@@ -165,6 +175,9 @@ class Catalog:
             "prefect_task_run_id": prefect_task_run_id,
             "mlflow_run_id": "",
         }
+        if request_id:
+            edge = {"run_id": run_id, "artifact_id": request_id, "role": "input", "name": "request"}
+            self._tables["edges"].append([edge])
         self._tables["runs"].append([row])
         return run_id
 
@@ -197,10 +210,18 @@ class Catalog:
             filled = [row for name, row in to_write.items() if name not in present]
         self._tables[table].append(filled)
 
-    def rows(self, table: str, where: str | None = None, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def rows(
+        self,
+        table: str,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        outcomes: Sequence[str] = ("completed",),
+    ) -> list[dict[str, Any]]:
         """Read rows by a condition, in the order in which they were written; quicker than `sql` for single look-ups.
 
-        Edges come as they were written; `lineage` knows which of them count.
+        Edges come as they were written; `lineage` knows which of them count. Results come from runs that ended with one
+        of ``outcomes``.
 
         Raises:
             StorageError: if there is no such table or column, or it cannot be read.
@@ -210,9 +231,9 @@ class Catalog:
         read = self._tables[table].scan(where, [*wanted, *(["run_id"] if owned and "run_id" not in wanted else [])])
         found: list[dict[str, Any]] = read.to_pylist()
         if owned:
-            runs = self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found), "outcome = 'completed'")
-            completed = {row["run_id"] for row in runs}
-            found = [row for row in found if row["run_id"] in completed]
+            runs = self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found))
+            counted = {row["run_id"] for row in runs if row["outcome"] in outcomes}
+            found = [row for row in found if row["run_id"] in counted]
         return [{name: row[name] for name in wanted} for row in found]
 
     def find_completed(self, stage_key: str) -> CompletedRun | None:
@@ -224,7 +245,14 @@ class Catalog:
         runs = self._tables["runs"].scan(f"stage_key = {quote(stage_key)} AND outcome = 'completed'").to_pylist()
         if not runs:
             return None
-        run = runs[-1]  # by commits, since clocks may jump
+        return self.completed_run(runs[-1])  # by commits, since clocks may jump
+
+    def completed_run(self, run: Mapping[str, Any]) -> CompletedRun:
+        """Return what a run read and made, given its row.
+
+        Raises:
+            StorageError: if the catalog cannot be read.
+        """
         edges = self._tables["edges"].scan(f"run_id = {quote(run['run_id'])}").to_pylist()
         inputs, outputs = (
             {edge["name"]: edge["artifact_id"] for edge in edges if edge["role"] == role}

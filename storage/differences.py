@@ -10,17 +10,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from storage.artifacts import SURROUNDINGS
+from storage.digests import digest_json
 from storage.errors import StorageError
+from storage.graph import MADE
 from storage.tables import quote
 
 if TYPE_CHECKING:
-    from storage.catalog import Catalog
+    from storage.catalog import Catalog, CompletedRun
 
-# Table of results -> what names a row, and its value.
-_RESULTS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "curves": (("method", "benchmark", "task", "setting", "metric", "budget", "seed"), "value"),
-    "heads": (("head_name",), "heldout_cost"),
-    "metrics": (("name", "step"), "value"),
+# Table of results -> what names a row, its value, and what else is known of that.
+_RESULTS: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "curves": (
+        ("method", "benchmark", "task", "setting", "metric", "budget", "seed"),
+        "value",
+        ("ci_low", "ci_high", "n"),
+    ),
+    "heads": (("head_name",), "heldout_cost", ()),
+    "head_costs": (("setting", "method", "seed", "head_name"), "cost", ("n",)),
+    "metrics": (("name", "step"), "value", ()),
 }
 _CODE = ("git_commit", "git_dirty", "code_fingerprint")
 
@@ -30,7 +38,7 @@ class Difference:
     """One thing that differs.
 
     Attributes:
-        kind: "stage", "input", "parameter", "seed", "code", "environment" or "result".
+        kind: "stage", "input", "parameter", "seed", "code", "environment", "output" or "result".
         name: what of it.
         first: what the first run has; None where it has nothing of that name.
         second: what the second has.
@@ -63,37 +71,63 @@ def compare_runs(catalog: Catalog, first_id: str, second_id: str) -> list[Differ
 
 def _facts(catalog: Catalog, any_id: str) -> dict[tuple[str, str], Any]:
     """Everything that may differ: (kind, name) -> value."""
-    run = _find_run(catalog, any_id)
-    edges = catalog.rows("edges", f"run_id = {quote(run['run_id'])} AND role = 'input'")
-    inputs = {edge["name"]: edge["artifact_id"] for edge in edges}
+    run = find_run(catalog, any_id)
+    known = catalog.completed_run(run)
     facts: dict[tuple[str, str], Any] = {("stage", "name"): run["stage"]}
-    facts |= {("input", name): value for name, value in inputs.items() if name not in ("code", "environment")}
-    facts |= {("parameter", name): value for name, value in _flat(json.loads(run["parameters_json"]))}
+    facts |= {("input", name): value for name, value in known.inputs.items() if name not in SURROUNDINGS}
+    facts |= {("parameter", name): value for name, value in flat(json.loads(run["parameters_json"]))}
     facts |= {("seed", "seed"): run["seed"]}
     facts |= {("code", name): run[name] for name in _CODE}
+    facts |= {("code", f"module {name}"): value for name, value in recorded_modules(catalog, known).items()}
     if run["environment_id"]:
         environment = catalog.artifact(run["environment_id"]).metadata
-        facts |= {("environment", name): value for name, value in _flat(environment)}
-    for table, (keys, value) in _RESULTS.items():
-        for row in catalog.rows(table, f"run_id = {quote(run['run_id'])}"):
-            facts["result", " ".join([table, *(str(row[key]) for key in keys)])] = row[value]
+        facts |= {("environment", name): value for name, value in flat(environment)}
+    if run["outcome"] in MADE:
+        facts |= {("output", name): value for name, value in _contents(catalog, known)}
+    for table, (keys, value, more) in _RESULTS.items():
+        for row in catalog.rows(table, f"run_id = {quote(run['run_id'])}", outcomes=MADE):
+            name = " ".join([table, *(str(row[key]) for key in keys)])
+            facts["result", name] = row[value]
+            facts |= {("result", f"{name} {column}"): row[column] for column in more}
     return facts
 
 
-def _find_run(catalog: Catalog, any_id: str) -> dict[str, Any]:
-    """The row of the run that is meant, or that made the artifact that is meant."""
+def _contents(catalog: Catalog, run: CompletedRun) -> Iterator[tuple[str, str]]:
+    """What a run made, by content.
+
+    Of what has only rows in the catalog the further facts stand here and the rows below: its id also names the code.
+    """
+    for name, artifact in zip(run.outputs, catalog.artifacts(list(run.outputs.values())), strict=True):
+        yield name, artifact.artifact_id if artifact.uri else digest_json(artifact.metadata)
+
+
+def recorded_modules(catalog: Catalog, run: CompletedRun) -> Mapping[str, str]:
+    """Return the modules that a run ran, each with the digest of its source; none if that was not recorded."""
+    if "code" not in run.inputs:
+        return {}
+    modules: Mapping[str, str] = catalog.artifact(run.inputs["code"]).metadata.get("modules", {})
+    return modules
+
+
+def find_run(catalog: Catalog, any_id: str) -> dict[str, Any]:
+    """Return the row of the run that is meant, or that made the artifact that is meant, a repetition coming last.
+
+    Raises:
+        StorageError: if the id is unknown or ambiguous, or no run made that artifact.
+    """
     graph = catalog.lineage(any_id, "up")
     makers = [edge.source for edge in graph.edges if edge.target == graph.root and edge.role == "output"]
+    makers.sort(key=lambda name: graph.nodes[name].facts["outcome"] == "completed")
     run_id = graph.root if graph.root.startswith("run-") else makers[-1] if makers else None
     if run_id is None:
         raise StorageError(f"no run made {graph.root}: name a run, or something that one made")
     return catalog.rows("runs", f"run_id = {quote(run_id)}")[0]
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings with the path to each; lists are leaves."""
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings with the path to each; lists are leaves."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}".lstrip("."))
+            yield from flat(part, f"{name}.{key}".lstrip("."))
     else:
         yield name, value

@@ -14,6 +14,7 @@ from typing import Any
 from storage.errors import StorageError
 from storage.tables import Table, quote
 
+MADE = ("completed", "repeated")  # outcomes of runs whose outputs were registered
 _SHORTEST_PREFIX = 6
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN = 5
@@ -164,7 +165,7 @@ def _published(tables: Mapping[str, Table], rows: list[dict[str, Any]]) -> list[
     return [
         row
         for row in rows
-        if row["run_id"] in runs and (row["role"] == "input" or runs[row["run_id"]].facts["outcome"] == "completed")
+        if row["run_id"] in runs and (row["role"] == "input" or runs[row["run_id"]].facts["outcome"] in MADE)
     ]
 
 

@@ -49,10 +49,14 @@ class RunRecorder:
         prefect_flow_run_id: str,
         prefect_task_run_id: str,
         environment: Environment,
+        modules: Mapping[str, str],
+        repeats: str,
     ) -> None:
         self.run_id = new_run_id()
         self.mlflow_run_id = ""
-        self._code, self._environment = code_artifact(code_fingerprint, environment), environment_artifact(environment)
+        self._repeats = repeats
+        self._code = code_artifact(code_fingerprint, environment, modules)
+        self._environment = environment_artifact(environment)
         self._inputs = {
             **inputs,
             "code": self._code.artifact_id,
@@ -132,13 +136,16 @@ class RunRecorder:
     def row(self, failure: BaseException | None = None) -> dict[str, Any]:
         """Return the row of the table `runs`, ended now."""
         seconds = time.monotonic() - self._clock
+        outcome, reason = ("repeated", f"repeats {self._repeats}") if self._repeats else ("completed", "")
+        if failure is not None:
+            outcome, reason = "failed", f"{type(failure).__name__}: {one_line(failure)}"
         return {
             **self._row,
-            "outcome": "completed" if failure is None else "failed",
-            "reason": "" if failure is None else f"{type(failure).__name__}: {one_line(failure)}",
+            "outcome": outcome,
+            "reason": reason,
             "ended_at": self._started_at + dt.timedelta(seconds=seconds),
             "seconds": seconds,
-            "mlflow_run_id": self.mlflow_run_id,
+            "mlflow_run_id": "" if self._repeats else self.mlflow_run_id,  # a repetition's is not kept
         }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
+from storage.graph import MADE
 from storage.schemas import UNIQUE
 from storage.tables import Table, one_line
 from storage.views import MACROS, VIEWS
@@ -107,7 +108,10 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table,
         if version is not None:
             rows = rows.filter(f"{key} IN (SELECT artifact_id FROM edges)")
     elif name == "edges":  # a failed run has read its inputs, but made nothing
-        rows = rows.filter(f"{_COMPLETED} OR role = 'input' AND run_id IN (SELECT run_id FROM runs)").distinct()
+        rows = rows.filter(
+            f"run_id IN (SELECT run_id FROM runs WHERE outcome IN {MADE}) "
+            "OR role = 'input' AND run_id IN (SELECT run_id FROM runs)"
+        ).distinct()
     elif "run_id" in columns and name != "runs":
         rows = rows.filter(_COMPLETED)
     rows.create_view(name)

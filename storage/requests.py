@@ -1,0 +1,102 @@
+"""What was asked for, and the newest run of each stage that serves it.
+
+Not for whether these runs are still up to date: that takes the code and the presets of now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage.artifacts import Artifact
+from storage.catalog import Catalog, CompletedRun
+from storage.tables import quote
+
+# Whole stages, and what of their parameters tells two of one request apart.
+_STAGES: Mapping[str, str] = {"prompts": "split", "collect": "", "train": "", "evaluate": ""}
+_MADE_BY_STAGES = frozenset({"prompts", "trace_snapshot", "policy_set"})
+StageName = tuple[str, str]  # stage, and the split of its prompts or ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRun:
+    """A completed run of a stage.
+
+    Attributes:
+        row: its row in the table `runs`.
+        known: what it read and made.
+    """
+
+    row: Mapping[str, Any]
+    known: CompletedRun
+
+    @property
+    def name(self) -> StageName:
+        """Which stage of its request it is."""
+        return self.row["stage"], str(self.parameters.get(_STAGES[self.row["stage"]], ""))
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Its parameters."""
+        found: Mapping[str, Any] = json.loads(self.row["parameters_json"])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """A request and the runs that serve it.
+
+    Attributes:
+        artifact: the request.
+        runs: stage -> its newest run: the request's own, or else the one whose result a later stage of it read.
+    """
+
+    artifact: Artifact
+    runs: dict[StageName, StageRun] = field(default_factory=dict)
+
+
+def recorded_requests(catalog: Catalog) -> list[RequestRecord]:
+    """Return all requests, the oldest first, that any stage was run or skipped for.
+
+    Raises:
+        StorageError: if the catalog cannot be read.
+    """
+    rows = {row["run_id"]: row for row in catalog.rows("runs", f"stage IN ({', '.join(map(quote, _STAGES))})")}
+    asked = {
+        edge["run_id"]: edge["artifact_id"] for edge in catalog.rows("edges", "role = 'input' AND name = 'request'")
+    }
+    served: dict[str, list[Mapping[str, Any]]] = {}
+    for run_id, row in rows.items():  # in the order of their commits
+        run = rows.get(row["reused_run_id"], row)
+        if run_id in asked and run["outcome"] == "completed":
+            served.setdefault(asked[run_id], []).append(run)
+    artifacts = catalog.artifacts(list(served))
+    return [
+        RequestRecord(artifact=artifact, runs=_newest(catalog, served[artifact.artifact_id])) for artifact in artifacts
+    ]
+
+
+def _newest(catalog: Catalog, rows: list[Mapping[str, Any]]) -> dict[StageName, StageRun]:
+    """The newest run of each stage; what no run of the request made is followed back from what its runs read."""
+    found: dict[StageName, StageRun] = {}
+    for row in reversed(rows):
+        run = StageRun(row=row, known=catalog.completed_run(row))
+        found.setdefault(run.name, run)
+    waiting = list(found.values())
+    while waiting:
+        for maker in _makers(catalog, waiting.pop()):
+            if maker.name not in found:
+                found[maker.name] = maker
+                waiting.append(maker)
+    return found
+
+
+def _makers(catalog: Catalog, run: StageRun) -> Iterator[StageRun]:
+    for artifact_id in run.known.inputs.values():
+        if artifact_id.rpartition("-")[0] in _MADE_BY_STAGES:
+            edges = catalog.rows("edges", f"artifact_id = {quote(artifact_id)} AND role = 'output'", ["run_id"])
+            names = ", ".join(quote(edge["run_id"]) for edge in edges)
+            for row in catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'")[-1:]:
+                yield StageRun(row=row, known=catalog.completed_run(row))
