@@ -1,215 +1,207 @@
-"""Fragments of the trace store on disk: one Zarr v3 group each, written once, in whole shards.
+"""Fragments of the trace store: one Zarr v3 group each, written once, in whole shards.
 
-A shard holds one KV head over all tokens of the fragment, so that reading a head is a sequential read. zarr has no
-bfloat16, so its bits are stored as uint16 and `logical_dtype` says so.
+A shard holds one KV head over all tokens of the fragment, so that reading a head is a sequential read. The group's own
+document is put last: with it the fragment is there, and without it there is nothing. Writing a fragment again, or
+twice at once, puts the same bytes under the same names.
 
 Two guards against damage. Every chunk and every shard index carries a crc32c; but the Rust codec pipeline (zarrs
 0.2.3) checks a chunk's only when it decodes a whole shard, and reading one sample is not that. So the array
-`head_digests` holds the sha256 of each head of each sample, and every read is compared with it.
+`head_digests` holds the sha256 of each head of each sample, and what is read of a part is compared with it. Arrays are
+padded to whole chunks: a shard that reaches past the end of its array could never be decoded whole.
 
 Not for which fragments count: that is the manifest's say.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from storage.digests import digest_bytes, digest_json
 from storage.errors import StorageError
+from storage.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value, is_fill
+from storage.places import Place, remedy_for
 from storage.tables import one_line
 
-if TYPE_CHECKING:
-    import torch
-
+FOLDER = "fragments"
+COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
+DOCUMENT = "zarr.json"
 _DIGESTS = "head_digests"
-ARRAYS = ("keys", "values", "importance")
-LOGICAL_DTYPES = ("bfloat16", "float16", "float32")
-_STORED_DTYPES = {"bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
-_HASH_THREADS = 4
+_HEADS_AT_ONCE = 8
+_DOCUMENTS = (*(f"{name}/{DOCUMENT}" for name in (*ARRAYS, _DIGESTS)), DOCUMENT)  # the group's own last
 _REMEDY = "run `kvp traces verify --discard`, then collect it again"
 
 # zarr's configuration is global to the process, so it is changed only under this lock, and only while an array is
 # made or opened: that is when zarr binds the codec pipeline.
 _ZARR_CONFIG = threading.Lock()
 
-Span = tuple[int, int]
+
+def path_of(fragment_id: str) -> str:
+    """Return where a fragment lies in its place."""
+    return f"{FOLDER}/{fragment_id}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FragmentTensors:
-    """What a fragment holds, as it is stored.
+def is_there(place: Place, fragment_id: str) -> bool:
+    """Whether a fragment is published in a place.
 
-    Attributes:
-        keys: (head, token, dim) bits of the keys.
-        values: (head, token, dim) bits of the values.
-        importance: (head, token) float32.
-        logical_dtype: what the bits of keys and values mean.
+    Raises:
+        StorageError: if the place cannot be reached.
     """
-
-    keys: np.ndarray[Any, Any]
-    values: np.ndarray[Any, Any]
-    importance: np.ndarray[Any, Any]
-    logical_dtype: str
-
-    @classmethod
-    def from_torch(cls, keys: torch.Tensor, values: torch.Tensor, importance: torch.Tensor) -> FragmentTensors:
-        """Take torch tensors of the shapes above.
-
-        Raises:
-            StorageError: if shapes or types disagree, or importance is not finite.
-        """
-        import torch
-
-        dtype = str(keys.dtype).removeprefix("torch.")
-        if dtype not in LOGICAL_DTYPES or values.dtype != keys.dtype:
-            raise StorageError(
-                f"keys are {keys.dtype} and values {values.dtype}: expected both in one of {', '.join(LOGICAL_DTYPES)}"
-            )
-        if keys.ndim != 3 or values.ndim != 3 or not keys.shape[:2] == values.shape[:2] == importance.shape:
-            raise StorageError(
-                f"keys {tuple(keys.shape)}, values {tuple(values.shape)}, importance {tuple(importance.shape)}:"
-                " expected (head, token, dim) twice and (head, token)"
-            )
-        if 0 in keys.shape or 0 in values.shape:
-            raise StorageError(f"keys {tuple(keys.shape)}, values {tuple(values.shape)}: expected no empty dimension")
-        if importance.dtype != torch.float32 or not bool(torch.isfinite(importance).all()):
-            raise StorageError(f"importance is {importance.dtype}: expected finite float32 numbers")
-        return cls(
-            keys=_to_stored(keys), values=_to_stored(values), importance=_to_stored(importance), logical_dtype=dtype
-        )
-
-    @property
-    def dims(self) -> tuple[int, int]:
-        """Dimensions of keys and of values."""
-        return self.keys.shape[2], self.values.shape[2]
+    return place.exists(f"{path_of(fragment_id)}/{DOCUMENT}")
 
 
-def head_digests(
-    keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any], importance: np.ndarray[Any, Any], spans: Sequence[Span]
-) -> np.ndarray[Any, Any]:
-    """Return the sha256 of each head of each sample as (sample, head, 32) bytes.
+def touch(place: Place, fragment_id: str) -> None:
+    """Make a fragment that is there as young as one that was just written.
 
-    Args:
-        keys: (head, token, dim) as stored.
-        values: (head, token, dim) as stored.
-        importance: (head, token).
-        spans: tokens of each sample.
+    Raises:
+        StorageError: if the place cannot be reached, or the fragment is gone.
     """
-    num_heads = keys.shape[0]
-    digests = np.empty((len(spans), num_heads, 32), np.uint8)
-
-    def hash_head(head: int) -> None:
-        for index, (start, stop) in enumerate(spans):
-            hasher = hashlib.sha256()
-            for array in (keys, values, importance):
-                hasher.update(np.ascontiguousarray(array[head, start:stop]).data)
-            digests[index, head] = np.frombuffer(hasher.digest(), np.uint8)
-
-    if num_heads == 1:
-        hash_head(0)
-    else:
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashlib lets go of the interpreter for large buffers
-            list(pool.map(hash_head, range(num_heads)))
-    return digests
+    name = f"{path_of(fragment_id)}/{DOCUMENT}"
+    content = place.read(name)
+    if content is None:
+        raise StorageError(f"fragment {place.join(name)} was removed meanwhile; collect it again")
+    place.write(name, content)
 
 
-def sample_digest(
-    sample_id: str, logical_dtype: str, dims: tuple[int, int], tokens: int, heads: np.ndarray[Any, Any]
-) -> str:
-    """Return the digest of a sample's logical content from its (head, 32) head digests."""
-    header = {"sample_id": sample_id, "dtype": logical_dtype, "dims": list(dims), "tokens": tokens, "heads": len(heads)}
-    return digest_bytes(digest_json(header).encode() + heads.tobytes())
+def remove(place: Place, fragment_id: str) -> None:
+    """Remove a fragment; at no moment is there half of one.
+
+    Raises:
+        StorageError: if it cannot be removed.
+    """
+    place.remove(path_of(fragment_id), first=DOCUMENT)
 
 
 def write(
-    folder: Path,
+    place: Place,
+    fragment_id: str,
     tensors: FragmentTensors,
     digests: np.ndarray[Any, Any],
     attributes: Mapping[str, Any],
+    *,
     chunk_tokens: int,
-) -> None:
-    """Write a fragment into a new folder; on failure nothing of it is left.
+    compression: str,
+) -> str:
+    """Write a fragment, and return the digest of its metadata documents.
 
     Args:
-        folder: the folder.
+        place: the store's place.
+        fragment_id: its name, which stands for its content.
         tensors: its tensors.
-        digests: (sample, head, 32) from `head_digests`.
-        attributes: ``logical_dtype``, ``samples`` (each with its ``start``) and whatever else describes it.
+        digests: (sample, head, 32) of them.
+        attributes: ``samples`` (each with its ``start``) and whatever else describes it.
         chunk_tokens: tokens of a chunk, at most.
+        compression: one of `COMPRESSIONS`.
 
     Raises:
-        StorageError: if it cannot be written.
+        StorageError: if it cannot be written; then it is not there, and what lies there is garbage.
     """
-    tokens = tensors.keys.shape[1]
+    path = path_of(fragment_id)
+    try:
+        with _zarrs() as zarr:
+            documents = _documents(tensors, digests, attributes, chunk_tokens=chunk_tokens, compression=compression)
+            for name in _DOCUMENTS[:-1]:
+                place.write(f"{path}/{name}", documents[name])
+            store = place.writer()
+            arrays = {name: zarr.open_array(store, path=f"{path}/{name}", mode="r+") for name in (*ARRAYS, _DIGESTS)}
+        arrays[_DIGESTS][...] = digests
+        for name, content in zip(ARRAYS, tensors.blocks, strict=True):
+            _fill(arrays[name], content)
+        place.write(f"{path}/{DOCUMENT}", documents[DOCUMENT])
+    except StorageError as error:
+        raise StorageError(f"cannot write traces: {error}; nothing was committed") from error
+    except Exception as error:  # the Rust side raises RuntimeError, zarr many types
+        raise StorageError(
+            f"cannot write traces to {place.join(path)}: {one_line(error)}{remedy_for(error)}; nothing was committed"
+        ) from error
+    return _digest_documents(documents)
+
+
+def _fill(array: Any, content: np.ndarray[Any, Any]) -> None:
+    """Write (head, token, ...) content some heads at a time: whole shards, padded where the tokens do not fill them."""
+    tokens = content.shape[1]
+    for first in range(0, len(content), _HEADS_AT_ONCE):
+        block = content[first : first + _HEADS_AT_ONCE]
+        if tokens < array.shape[1]:
+            padded = np.full((len(block), *array.shape[1:]), array.fill_value, array.dtype)
+            padded[:, :tokens] = block
+            block = padded
+        array[first : first + len(block)] = block
+
+
+def _documents(
+    tensors: FragmentTensors,
+    digests: np.ndarray[Any, Any],
+    attributes: Mapping[str, Any],
+    *,
+    chunk_tokens: int,
+    compression: str,
+) -> dict[str, bytes]:
+    """The metadata documents: name -> content, made in memory, so that they are put in the order that matters."""
+    import zarr
+    from zarr.storage import MemoryStore
+
+    made: dict[str, Any] = {}
+    num_heads, tokens = tensors.keys.shape[:2]
+    described = {**attributes, "logical_dtype": tensors.logical_dtype, "num_tokens": tokens}
+    group = zarr.create_group(MemoryStore(store_dict=made), zarr_format=3, attributes=described)
     # Even chunks: 1,100 tokens become 2 x 550, not 1,024 and a chunk that is mostly padding.
     num_chunks = math.ceil(tokens / chunk_tokens)
     chunk = math.ceil(tokens / num_chunks)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _zarrs() as zarr:
-            group = zarr.create_group(str(folder), zarr_format=3, attributes=dict(attributes))
-            arrays = {
-                name: _create_array(group, name, getattr(tensors, name), chunk, num_chunks * chunk) for name in ARRAYS
-            }
-            # No checksum: these bytes are checked against the content that they describe, one head of one sample each.
-            arrays[_DIGESTS] = group.create_array(
-                _DIGESTS, shape=digests.shape, dtype="uint8", chunks=digests.shape, compressors=None, fill_value=0
-            )
-        for name, array in arrays.items():
-            array[...] = digests if name == _DIGESTS else getattr(tensors, name)
-        for name in ARRAYS:
-            for head in range(tensors.keys.shape[0]):
-                if not _shard(folder, name, head).is_file():
-                    raise ValueError(f"{name} of head {head} are NaN throughout")
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise StorageError(f"cannot write traces to {folder}: {one_line(error)}; nothing was committed") from error
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _create_array(group: Any, name: str, content: np.ndarray[Any, Any], chunk: int, shard: int) -> Any:
-    from zarr.codecs import Crc32cCodec
-
-    rest = content.shape[2:]
-    return group.create_array(
-        name,
-        shape=content.shape,
-        dtype=content.dtype,
-        chunks=(1, chunk, *rest),
-        shards=(1, shard, *rest),
-        filters=None,
-        compressors=Crc32cCodec(),
-        # zarrs 0.2.3 leaves out shards that equal the fill value, whatever `write_empty_chunks` says. No head of a
-        # working model is all NaN, so with this value an absent shard is a loss and never zeros.
-        fill_value=np.iinfo(np.uint16).max if content.dtype == np.uint16 else np.nan,
-        dimension_names=("head", "token", "dim")[: content.ndim],
+    for name, content in zip(ARRAYS, tensors.blocks, strict=True):
+        rest = content.shape[2:]
+        group.create_array(
+            name,
+            shape=(num_heads, num_chunks * chunk, *rest),
+            dtype=content.dtype,
+            chunks=(1, chunk, *rest),
+            shards=(1, num_chunks * chunk, *rest),
+            filters=None,
+            compressors=_codecs(compression, content.dtype.itemsize),
+            fill_value=fill_value(content.dtype),
+            dimension_names=("head", "token", "dim")[: content.ndim],
+        )
+    # No checksum: these bytes are checked against the content that they describe, one head of one sample each.
+    group.create_array(
+        _DIGESTS, shape=digests.shape, dtype="uint8", chunks=digests.shape, compressors=None, fill_value=0
     )
+    return {name: made[name].to_bytes() for name in _DOCUMENTS}
 
 
-def metadata_digest(folder: Path) -> str:
+def _codecs(compression: str, itemsize: int) -> list[Any]:
+    from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
+
+    compressors: Mapping[str, list[Any]] = {
+        "none": [],
+        "zstd": [ZstdCodec(level=1)],
+        "shuffled_zstd": [BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize)],
+    }
+    return [*compressors[compression], Crc32cCodec()]
+
+
+def metadata_digest(place: Place, fragment_id: str) -> str:
     """Digest a fragment's metadata documents, which no checksum covers.
 
     Raises:
         StorageError: if one is missing.
     """
-    paths = [folder / "zarr.json", *(folder / name / "zarr.json" for name in (*ARRAYS, _DIGESTS))]
-    try:
-        return digest_json([digest_bytes(path.read_bytes()) for path in paths])
-    except OSError as error:
-        raise StorageError(f"fragment at {folder} is not whole: {error.strerror}: {error.filename}") from error
+    path = path_of(fragment_id)
+    documents = {name: place.read(f"{path}/{name}") for name in _DOCUMENTS}
+    missing = [name for name, content in documents.items() if content is None]
+    if missing:
+        raise StorageError(f"fragment {place.join(path)} is not whole: {', '.join(missing)} missing; {_REMEDY}")
+    return _digest_documents({name: content or b"" for name, content in documents.items()})
+
+
+def _digest_documents(documents: Mapping[str, bytes]) -> str:
+    return digest_json([digest_bytes(documents[name]) for name in _DOCUMENTS])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,111 +209,102 @@ class Fragment:
     """An opened fragment.
 
     Attributes:
-        folder: where it lies.
+        fragment_id: its name.
         logical_dtype: what the bits of keys and values mean.
         num_heads: KV heads.
         num_tokens: tokens of all its samples.
         dims: dimensions of keys and of values.
         sample_index: first token of a sample -> its place among the samples.
+        digests: (sample, head, 32) bytes, the sha256 of each head of each sample.
         arrays: name -> Zarr array.
     """
 
-    folder: Path
+    fragment_id: str
     logical_dtype: str
     num_heads: int
     num_tokens: int
     dims: tuple[int, int]
     sample_index: Mapping[int, int]
+    digests: np.ndarray[Any, Any]
     arrays: Mapping[str, Any]
 
     @classmethod
-    def open(cls, folder: Path, *, check_all: bool = False) -> Fragment:
+    def open(cls, place: Place, fragment_id: str, *, check_all: bool = False) -> Fragment:
         """Open a fragment.
 
         Args:
-            folder: its folder.
+            place: the store's place.
+            fragment_id: its name.
             check_all: read with zarr's own codecs, which are slower but check every chunk that they touch.
 
         Raises:
             StorageError: if it is missing or its metadata is damaged.
         """
+        path = path_of(fragment_id)
         try:
             with _zarrs(enabled=not check_all) as zarr:
-                group = zarr.open_group(str(folder), mode="r", zarr_format=3)
-                arrays = {name: group[name] for name in (*ARRAYS, _DIGESTS)}
+                group = zarr.open_group(place.reader(), path=path, mode="r", zarr_format=3)
+                arrays = {name: group[name] for name in ARRAYS}
+                digests = group[_DIGESTS]
             dtype = str(group.attrs["logical_dtype"])
-            heads, tokens, dim = arrays["keys"].shape
-            if arrays["keys"].dtype != _STORED_DTYPES[dtype] or arrays["importance"].shape != (heads, tokens):
+            heads, padded, dim = arrays["keys"].shape
+            if arrays["keys"].dtype != STORED_DTYPES[dtype] or arrays["importance"].shape != (heads, padded):
                 raise ValueError(f"its arrays are not those of {dtype} traces")
             return cls(
-                folder=folder,
+                fragment_id=fragment_id,
                 logical_dtype=dtype,
                 num_heads=heads,
-                num_tokens=tokens,
+                num_tokens=int(group.attrs["num_tokens"]),
                 dims=(dim, arrays["values"].shape[2]),
                 sample_index={sample["start"]: index for index, sample in enumerate(group.attrs["samples"])},
+                digests=digests[...],
                 arrays=arrays,
             )
         except Exception as error:  # zarr raises many types on damaged metadata
-            raise StorageError(f"fragment {folder.name} at {folder} cannot be opened: {one_line(error)}") from error
+            raise StorageError(
+                f"fragment {place.join(path)} cannot be opened: {one_line(error)}{remedy_for(error) or f'; {_REMEDY}'}"
+            ) from error
 
     def read(self, name: str, heads: Span, tokens: Span) -> np.ndarray[Any, Any]:
         """Read a block of one array as stored: (head, token) or (head, token, dim).
 
+        Unless it is all of a shard, nothing is checked, and a missing shard is
+        `storage.fragment_content.fill_value` throughout: compare the block with `stored_digests`.
+
         Raises:
-            StorageError: if a shard is missing or damaged.
+            StorageError: if a shard cannot be read.
         """
-        # zarr reads a missing shard as zeros, so look first.
-        for head in range(*heads):
-            if not _shard(self.folder, name, head).is_file():
-                raise StorageError(f"fragment {self.folder.name} lost {name} of head {head}; {_REMEDY}")
         try:
             block: np.ndarray[Any, Any] = self.arrays[name][slice(*heads), slice(*tokens)]
         except Exception as error:  # the Rust side raises RuntimeError, zarr ValueError and others
             raise StorageError(
-                f"fragment {self.folder.name}: {name} of heads {heads[0]}-{heads[1] - 1} cannot be read:"
-                f" {one_line(error)}; {_REMEDY}"
+                f"fragment {self.fragment_id}: {name} of heads {heads[0]}-{heads[1] - 1} cannot be read:"
+                f" {one_line(error)}{remedy_for(error) or f'; {_REMEDY}'}"
             ) from error
         return block
+
+    def read_head(self, head: int) -> tuple[np.ndarray[Any, Any], ...]:
+        """Read keys, values and importance of one head, all of it and every checksum checked: (1, token, ...) each.
+
+        Raises:
+            StorageError: if a shard is missing or damaged.
+        """
+        blocks = [self.read(name, (head, head + 1), (0, self.arrays[name].shape[1])) for name in ARRAYS]
+        for name, block in zip(ARRAYS, blocks, strict=True):
+            if is_fill(block):
+                raise StorageError(f"fragment {self.fragment_id} lost {name} of head {head}; {_REMEDY}")
+        return tuple(block[:, : self.num_tokens] for block in blocks)
 
     def stored_digests(self, start: int) -> np.ndarray[Any, Any]:
         """Return the (head, 32) digests of the sample that begins at a token.
 
         Raises:
-            StorageError: if no sample begins there or the digests are missing.
+            StorageError: if no sample begins there.
         """
-        try:
-            if not (self.folder / _DIGESTS / "c" / "0" / "0" / "0").is_file():
-                raise FileNotFoundError(f"{_DIGESTS} is missing")
-            stored: np.ndarray[Any, Any] = self.arrays[_DIGESTS][self.sample_index[start]]
-        except Exception as error:
-            raise StorageError(
-                f"fragment {self.folder.name} cannot be checked: {one_line(error)}; {_REMEDY}"
-            ) from error
+        if start not in self.sample_index:
+            raise StorageError(f"fragment {self.fragment_id} has no sample that begins at token {start}; {_REMEDY}")
+        stored: np.ndarray[Any, Any] = self.digests[self.sample_index[start]]
         return stored
-
-
-def _shard(folder: Path, name: str, head: int) -> Path:
-    """Return the file of one head of one array."""
-    return folder / name / "c" / str(head) / "0" / ("0" if name != "importance" else "")
-
-
-def to_torch(stored: np.ndarray[Any, Any], logical_dtype: str) -> torch.Tensor:
-    """Return stored bits as a tensor of their logical type, without a copy."""
-    import torch
-
-    tensor = torch.from_numpy(stored)
-    return tensor.view(torch.bfloat16) if logical_dtype == "bfloat16" else tensor
-
-
-def _to_stored(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    import torch
-
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    stored: np.ndarray[Any, Any] = tensor.numpy()
-    return stored
 
 
 @contextmanager
@@ -330,5 +313,7 @@ def _zarrs(*, enabled: bool = True) -> Iterator[Any]:
     import zarr
 
     pipeline = "zarrs.ZarrsCodecPipeline" if enabled else "zarr.core.codec_pipeline.BatchedCodecPipeline"
+    # obstore and zarrs are two Rust modules, so zarrs opens a connection pool of its own, and says so each time.
+    warnings.filterwarnings("ignore", "Successfully reconstructed a store", RuntimeWarning)
     with _ZARR_CONFIG, zarr.config.set({"codec_pipeline.path": pipeline, "codec_pipeline.strict": True}):
         yield zarr

@@ -1,7 +1,7 @@
 """The home: one folder that holds all state of the product, and the paths in it.
 
-Not for the content of those paths; each belongs to the store that writes it. Standard library only, so that the
-command line can find its home before anything heavy is imported.
+Not for the content of those paths; each belongs to the store that writes it. Standard library only, unless the traces
+lie elsewhere, so that the command line can find its home before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from storage.errors import StorageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MARKER = "home.json"
 
 
@@ -27,34 +27,50 @@ class Home:
 
     Attributes:
         path: absolute path of the folder.
+        traces_place: folder or URL of the trace store; None for a folder in the home.
     """
 
     path: Path
+    traces_place: str | None = None
 
     @classmethod
-    def open(cls, path: str | Path, *, create: bool = True) -> Home:
+    def open(cls, path: str | Path, *, create: bool = True, traces: str | None = None) -> Home:
         """Open a home, and make it if it is new. Any number of processes may do so at once.
 
         Args:
             path: the folder.
             create: make a missing home, and require that an existing one can be written.
+            traces: folder or s3:// URL of the trace store, for the life of the home; by default a folder in it.
 
         Raises:
             StorageError: if something else is in the way, the folder cannot be written, no home is there and
-                ``create`` is false, or another version of the format made it.
+                ``create`` is false, another version of the format made it, or its traces lie elsewhere.
         """
         folder = Path(path).expanduser().absolute()
         marker = folder / _MARKER
+        if traces is not None:
+            from storage.places import Place
+
+            traces = Place.at(traces).url
         if folder.exists() and not folder.is_dir():
             raise StorageError(f"home {folder} is not a folder: move that file or choose another --home")
         if not marker.exists():
             if not create:
                 raise StorageError(f"no home at {folder}: run the pipeline first or name another --home")
-            _create(folder, marker)
-        _check_version(folder, marker)
+            _create(folder, marker, traces)
+        opened = cls(path=folder, traces_place=_read(folder, marker))
+        if traces not in (None, opened.traces):
+            raise StorageError(
+                f"home {folder} keeps its traces at {opened.traces}, not at {traces}: choose another --home"
+            )
         if create and not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(f"home {folder} is not writable: change its permissions or choose another --home")
-        return cls(path=folder)
+        return opened
+
+    @property
+    def traces(self) -> str:
+        """Folder or URL of the trace store."""
+        return self.traces_place or str(self.path / "traces")
 
     def to_uri(self, uri: str) -> str:
         """What the catalog notes of a place: in the home the path from there, so that a home can be moved."""
@@ -64,11 +80,6 @@ class Home:
     def from_uri(self, uri: str) -> str:
         """The place that the catalog has noted, as an absolute path or a URL; empty where there is none."""
         return str(self.path / uri) if uri and "://" not in uri else uri
-
-    @property
-    def traces(self) -> Path:
-        """Root of the trace store."""
-        return self.path / "traces"
 
     @property
     def prompts(self) -> Path:
@@ -143,26 +154,35 @@ def exclusive(home: Home, name: str) -> Iterator[None]:
         yield
 
 
-def _create(folder: Path, marker: Path) -> None:
+def _create(folder: Path, marker: Path, traces: str | None) -> None:
     draft = folder / f".{_MARKER}-{uuid.uuid4().hex}"
+    content = {"format_version": FORMAT_VERSION, **({} if traces is None else {"traces": traces})}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"format_version": FORMAT_VERSION}) + "\n", encoding="utf-8")
-        draft.replace(marker)  # atomic, and the same content from whichever process comes last
+        draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        try:
+            marker.hardlink_to(draft)  # whole, and only if nobody else was first
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(f"cannot make a home at {folder}: {reason}; choose another --home") from error
 
 
-def _check_version(folder: Path, marker: Path) -> None:
+def _read(folder: Path, marker: Path) -> str | None:
+    """Check the version of a home, and return where its traces lie if it is not a folder in it."""
     try:
-        version = json.loads(marker.read_text(encoding="utf-8"))["format_version"]
+        content = json.loads(marker.read_text(encoding="utf-8"))
+        version, traces = content["format_version"], content.get("traces")
     except OSError as error:
         raise StorageError(f"cannot read {marker}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{marker} is damaged: expected a format_version; restore it or use a new --home") from error
     if version != FORMAT_VERSION:
         raise StorageError(
             f"home {folder} has format version {version!r}, expected {FORMAT_VERSION}: use the release that made it,"
             " or a new --home"
         )
+    return None if traces is None else str(traces)

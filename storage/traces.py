@@ -1,8 +1,8 @@
 """The trace store: keys, values and importance of every KV head, for terabytes of samples.
 
-A fragment (`storage.fragments`) is written under a temporary name, renamed, and then committed by one append to the
-manifest (`storage.manifest`). Until that append it does not exist for readers, so a writer that dies leaves only
-garbage, which `TraceStore.gc` removes.
+A fragment (`storage.fragments`) is written whole and then committed by one append to the manifest
+(`storage.manifest`). Until that append it does not exist for readers, so a writer that dies leaves only garbage, which
+`TraceStore.gc` removes.
 
 Fragments are named by their content. So what was lost or discarded and is collected again comes to lie where the
 manifest says that it is, and every snapshot that needs it is whole again.
@@ -10,14 +10,13 @@ manifest says that it is, and every snapshot that needs it is whole again.
 
 from __future__ import annotations
 
-import dataclasses
+import datetime as dt
 import functools
-import shutil
-import time
-import uuid
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +25,18 @@ import numpy as np
 from storage import fragments
 from storage.digests import digest_json
 from storage.errors import StorageError
-from storage.fragments import ARRAYS, Fragment, FragmentTensors, Span
-from storage.manifest import Manifest, TraceRow, TraceSample, TraceSnapshot
+from storage.fragment_content import ARRAYS, FragmentTensors, Span, head_digests, sample_digest, to_torch
+from storage.fragments import COMPRESSIONS, Fragment
+from storage.manifest import TraceRow, TraceSample, TraceSnapshot
+from storage.places import Place
+from storage.trace_layout import FORMAT_VERSION, find_manifest, make_manifest
 from storage.verification import TraceProblem, verify_fragment
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "COMPRESSIONS",
     "FragmentRef",
     "TraceProblem",
     "TraceRow",
@@ -43,9 +46,9 @@ __all__ = [
     "TraceTensors",
 ]
 
-FORMAT_VERSION = 1
-_DRAFT = ".tmp-"
 _OPEN_FRAGMENTS = 64
+_AHEAD = 2
+_LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +90,22 @@ class TraceTensors:
 
 
 class TraceStore:
-    """The trace store under a folder.
+    """The trace store at a place.
 
     Args:
-        root: the folder; it is made by the first write.
+        root: the folder or s3:// URL; it is made by the first write.
         chunk_tokens: tokens of a chunk, the smallest part that is read; at most these.
+        compression: how new fragments are compressed, one of `COMPRESSIONS`; every fragment knows its own.
     """
 
-    def __init__(self, root: str | Path, *, chunk_tokens: int = 1024) -> None:
+    def __init__(self, root: str | Path, *, chunk_tokens: int = 1024, compression: str = "none") -> None:
         if chunk_tokens < 1:
             raise StorageError(f"chunk_tokens is {chunk_tokens}: expected at least 1")
-        self.root = Path(root).absolute()
-        self._chunk_tokens = chunk_tokens
-        self._fragments = self.root / "fragments"
-        self._manifest = Manifest(uri=str(self.root / "manifest.lance"))
-        self._open = functools.lru_cache(_OPEN_FRAGMENTS)(lambda name: Fragment.open(self._fragments / name))
+        if compression not in COMPRESSIONS:
+            raise StorageError(f"compression {compression!r}: expected one of {', '.join(COMPRESSIONS)}")
+        self.place = Place.at(root)
+        self._chunk_tokens, self._compression = chunk_tokens, compression
+        self._open = functools.lru_cache(_OPEN_FRAGMENTS)(lambda name: Fragment.open(self.place, name))
 
     def write_fragment(
         self,
@@ -121,7 +125,7 @@ class TraceStore:
             collection: key of the collection.
             model_digest: digest of the model that made the traces.
             samples: the samples, in the order of their tokens.
-            keys: (head, token, dim) in bfloat16, float16 or float32.
+            keys: (head, token, dim) in one of `storage.fragment_content.STORED_DTYPES`.
             values: (head, token, dim) in the same type.
             importance: (head, token) float32.
 
@@ -131,92 +135,104 @@ class TraceStore:
         spans = _spans(samples, num_tokens=keys.shape[1] if keys.ndim > 1 else 0)
         tensors = FragmentTensors.from_torch(keys, values, importance)
         sample_ids = [sample.sample_id for sample in samples]
-        num_bytes = sum(getattr(tensors, name).nbytes for name in ARRAYS)
-        heads = fragments.head_digests(tensors.keys, tensors.values, tensors.importance, spans)
+        heads = head_digests(tensors.blocks, spans)
         digests = [
-            fragments.sample_digest(name, tensors.logical_dtype, tensors.dims, stop - start, heads[index])
+            sample_digest(name, tensors.logical_dtype, tensors.dims, stop - start, heads[index])
             for index, (name, (start, stop)) in enumerate(zip(sample_ids, spans, strict=True))
         ]
         digest = digest_json([list(pair) for pair in zip(sample_ids, digests, strict=True)])
+        manifest = make_manifest(self.place)
 
-        def ref(fragment_id: str, committed: tuple[str, ...]) -> FragmentRef:
+        def ref(fragment_id: str, fragment_digest: str, committed: tuple[str, ...]) -> FragmentRef:
             return FragmentRef(
                 fragment_id=fragment_id,
-                digest=digest,
+                digest=fragment_digest,
                 num_samples=len(samples),
                 num_tokens=spans[-1][1],
-                num_bytes=num_bytes,
+                num_bytes=sum(block.nbytes for block in tensors.blocks),
                 committed=committed,
             )
 
         earlier = self._present(collection, sample_ids)
         if len(earlier) == len(samples):
             # What another machine stored may differ in its last bits from what was made now: name what is stored.
-            return dataclasses.replace(ref(earlier[0].fragment_id, ()), digest=earlier[0].fragment_digest)
-        fragment_id = digest_json([FORMAT_VERSION, collection, digest, self._chunk_tokens])[:32]
+            return ref(earlier[0].fragment_id, earlier[0].fragment_digest, ())
+        fragment_id = digest_json([FORMAT_VERSION, collection, digest, self._chunk_tokens, self._compression])[:32]
         attributes = {
             "format_version": FORMAT_VERSION,
-            "logical_dtype": tensors.logical_dtype,
             "collection": collection,
             "model_digest": model_digest,
             "digest": digest,
             "samples": [
-                {**asdict(sample), "start": start, "digest": sample_digest}
-                for sample, (start, _), sample_digest in zip(samples, spans, digests, strict=True)
+                {**asdict(sample), "start": start, "digest": own}
+                for sample, (start, _), own in zip(samples, spans, digests, strict=True)
             ],
         }
         metadata = self._publish(fragment_id, tensors, heads, attributes)
         # The write took a while: look again, so that what another writer committed meanwhile is not even appended.
         present = {row.sample_id for row in self._present(collection, sample_ids)}
-        self._manifest.commit(
+        manifest.commit(
             TraceRow(
                 **asdict(sample),
                 collection=collection,
                 model_digest=model_digest,
                 fragment_id=fragment_id,
                 start=start,
-                sample_digest=sample_digest,
+                sample_digest=own,
                 fragment_digest=digest,
                 metadata_digest=metadata,
             )
-            for sample, (start, _), sample_digest in zip(samples, spans, digests, strict=True)
+            for sample, (start, _), own in zip(samples, spans, digests, strict=True)
             if sample.sample_id not in present
         )
         winners = self._present(collection, sample_ids)
         if len(winners) < len(samples):  # what lay there unused was swept away in between
             raise StorageError(f"fragment {fragment_id} was removed while it was committed; collect it again")
-        return ref(fragment_id, tuple(row.sample_id for row in winners if row.fragment_id == fragment_id))
+        return ref(fragment_id, digest, tuple(row.sample_id for row in winners if row.fragment_id == fragment_id))
+
+    def uri_of(self, fragment_id: str) -> str:
+        """Return where a fragment lies, as a path or URL."""
+        return self.place.join(fragments.path_of(fragment_id))
 
     def _present(self, collection: str, sample_ids: Sequence[str]) -> list[TraceRow]:
         """Rows of samples whose fragments are there."""
         rows = self.rows(collection, sample_ids=sample_ids)
-        return [row for row in rows if (self._fragments / row.fragment_id).is_dir()]
+        lost = self.missing({row.fragment_id for row in rows})
+        return [row for row in rows if row.fragment_id not in lost]
+
+    def missing(self, fragment_ids: Collection[str]) -> set[str]:
+        """Return which of some fragments are not there.
+
+        Raises:
+            StorageError: if the place cannot be reached.
+        """
+        if not fragment_ids:
+            return set()
+        with ThreadPoolExecutor(_LOOKS_AT_ONCE) as looks:  # an object store answers slowly, but many at once
+            there = looks.map(functools.partial(fragments.is_there, self.place), fragment_ids)
+            return {name for name, is_there in zip(fragment_ids, there, strict=True) if not is_there}
 
     def _publish(
-        self,
-        fragment_id: str,
-        tensors: FragmentTensors,
-        heads: np.ndarray[Any, Any],
-        attributes: dict[str, object],
+        self, fragment_id: str, tensors: FragmentTensors, heads: np.ndarray[Any, Any], attributes: dict[str, object]
     ) -> str:
-        """Write the fragment's folder and return the digest of its metadata."""
-        draft, place = self._fragments / f"{_DRAFT}{uuid.uuid4().hex}", self._fragments / fragment_id
-        fragments.write(draft, tensors, heads, attributes, self._chunk_tokens)
-        try:
-            metadata = fragments.metadata_digest(draft)
-            draft.rename(place)  # fails if a folder with content is there
-        except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            if not place.is_dir():
-                raise StorageError(
-                    f"cannot publish fragment {place}: {error.strerror}; nothing was committed"
-                ) from error
-            place.touch()  # another writer's, of the same content, perhaps long dead: `gc` must think it young
-        return metadata
+        """Write the fragment, unless another writer has, and return the digest of its metadata."""
+        if fragments.is_there(self.place, fragment_id):
+            fragments.touch(self.place, fragment_id)  # its writer may be long dead: `gc` must think it young
+            return fragments.metadata_digest(self.place, fragment_id)
+        return fragments.write(
+            self.place,
+            fragment_id,
+            tensors,
+            heads,
+            attributes,
+            chunk_tokens=self._chunk_tokens,
+            compression=self._compression,
+        )
 
     def committed_samples(self, collection: str) -> set[str]:
         """Return the ids of the samples that a collection has."""
-        return self._manifest.sample_ids(collection)
+        manifest = find_manifest(self.place)
+        return set() if manifest is None else manifest.sample_ids(collection)
 
     def rows(
         self, collection: str | None = None, *, sample_ids: Sequence[str] | None = None, version: int | None = None
@@ -228,12 +244,13 @@ class TraceStore:
             sample_ids: only these samples.
             version: as of this version of the manifest.
         """
-        found = self._manifest.rows(collection, sample_ids=sample_ids, version=version)
+        manifest = find_manifest(self.place)
+        found = [] if manifest is None else manifest.rows(collection, sample_ids=sample_ids, version=version)
         by_sample: dict[tuple[str, str], TraceRow] = {}
         for row in found:
             key = (row.collection, row.sample_id)
             # The first counts, unless its fragment is gone and a later one is there.
-            if key not in by_sample or not (self._fragments / by_sample[key].fragment_id).is_dir():
+            if key not in by_sample or not fragments.is_there(self.place, by_sample[key].fragment_id):
                 by_sample[key] = row
         return list(by_sample.values())
 
@@ -257,13 +274,19 @@ class TraceStore:
             raise StorageError(f"{asked} means {len(found)} collections ({known}): name one, see `kvp traces list`")
         return next(iter(found.values()))
 
+    def version(self) -> int:
+        """Return the latest version of the manifest; 0 if nothing was ever committed."""
+        manifest = find_manifest(self.place)
+        return 0 if manifest is None else manifest.version()
+
     def compact(self) -> tuple[int, int]:
         """Merge the manifest's small files; returns how many there were and are. Old versions stay readable.
 
         Raises:
             StorageError: if the manifest cannot be written.
         """
-        return self._manifest.compact()
+        manifest = find_manifest(self.place)
+        return (0, 0) if manifest is None else manifest.compact()
 
     def snapshot(
         self, collection: str, *, splits: Sequence[str] | None = None, manifest_version: int | None = None
@@ -278,11 +301,11 @@ class TraceStore:
         Raises:
             StorageError: if there is no such version or it holds no such samples.
         """
-        version = self._manifest.version() if manifest_version is None else manifest_version
+        version = self.version() if manifest_version is None else manifest_version
         rows = [row for row in self.rows(collection, version=version) if splits is None or row.split in splits]
         if not rows:
             which = "" if splits is None else f" of splits {', '.join(splits)}"
-            raise StorageError(f"no traces{which} for collection {collection} in {self.root}: collect them first")
+            raise StorageError(f"no traces{which} for collection {collection} in {self.place.url}: collect them first")
         return TraceSnapshot(
             collection=collection,
             manifest_version=version,
@@ -299,8 +322,6 @@ class TraceStore:
         Raises:
             StorageError: if the heads are not consecutive or none, or the traces are missing or damaged.
         """
-        import torch
-
         fragment = self._open(row.fragment_id)
         first, last, step = (heads or slice(None)).indices(fragment.num_heads)
         if step != 1 or last <= first:
@@ -308,20 +329,47 @@ class TraceStore:
             raise StorageError(
                 f"heads {asked}: expected at least one of 0 to {fragment.num_heads - 1}, in consecutive order"
             )
-        keys, values, importance = (fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS)
-        digests = fragments.head_digests(keys, values, importance, [(0, row.context_tokens)])[0]
+        blocks = [fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS]
+        digests = head_digests(blocks, [(0, row.context_tokens)])[0]
         wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[first:last]).any(axis=1))
         if wrong.size:
             raise StorageError(
                 f"fragment {row.fragment_id}, sample {row.sample_id}, head {first + int(wrong[0])}: damaged, its"
                 " content is not what was written; run `kvp traces verify --discard`, then collect it again"
             )
-        return TraceTensors(
-            keys=fragments.to_torch(keys, fragment.logical_dtype),
-            values=fragments.to_torch(values, fragment.logical_dtype),
-            importance=fragments.to_torch(importance, "float32"),
-            positions=torch.arange(row.context_tokens),
-        )
+        return _tensors(fragment, *blocks)
+
+    def scan(self, rows: Iterable[TraceRow], head: int) -> Iterator[tuple[TraceRow, TraceTensors]]:
+        """Read one head of many samples: whole shards in a row, two fragments ahead, in bounded memory.
+
+        Args:
+            rows: the samples; those of one fragment come together, in the order of their first.
+            head: the KV head.
+
+        Yields:
+            Each sample with its traces, (1, token, dim) and (1, token), views of what was read of its fragment.
+
+        Raises:
+            StorageError: if there is no such head, or its traces are missing or damaged.
+        """
+        by_fragment: dict[str, list[TraceRow]] = {}
+        for row in rows:
+            by_fragment.setdefault(row.fragment_id, []).append(row)
+
+        def read(fragment_id: str) -> tuple[Fragment, tuple[np.ndarray[Any, Any], ...]]:
+            fragment = self._open(fragment_id)
+            if not 0 <= head < fragment.num_heads:
+                raise StorageError(f"head {head}: expected one of 0 to {fragment.num_heads - 1}")
+            return fragment, fragment.read_head(head)
+
+        with ThreadPoolExecutor(_AHEAD, thread_name_prefix="scan") as readers:
+            names = iter(by_fragment)
+            ahead = deque(readers.submit(read, name) for name in islice(names, _AHEAD))
+            for group in by_fragment.values():
+                fragment, blocks = ahead.popleft().result()
+                ahead.extend(readers.submit(read, name) for name in islice(names, 1))
+                for row in group:
+                    yield row, _tensors(fragment, *(block[:, row.start : row.stop] for block in blocks))
 
     def verify(self, collection: str | None = None) -> list[TraceProblem]:
         """Read every committed byte again and name what is damaged.
@@ -332,9 +380,7 @@ class TraceStore:
         by_fragment: dict[str, list[TraceRow]] = {}
         for row in self.rows(collection):
             by_fragment.setdefault(row.fragment_id, []).append(row)
-        return [
-            problem for name, rows in by_fragment.items() for problem in verify_fragment(self._fragments / name, rows)
-        ]
+        return [problem for name, rows in by_fragment.items() for problem in verify_fragment(self.place, name, rows)]
 
     def discard(self, fragment_ids: Iterable[str]) -> None:
         """Remove damaged fragments, so that their samples can be collected again.
@@ -343,38 +389,43 @@ class TraceStore:
             StorageError: if one cannot be removed.
         """
         for name in sorted(set(fragment_ids)):
-            _remove(self._fragments / name)
+            fragments.remove(self.place, name)
+            self._open.cache_clear()
 
     def gc(self, *, min_age_s: float = 3600) -> list[str]:
         """Remove what no committed sample needs, and return the names of the removed fragments.
 
         Args:
-            min_age_s: leave younger folders alone: a live writer may be about to commit them.
+            min_age_s: leave younger ones alone: a live writer may be about to commit them.
 
         Raises:
             StorageError: if one cannot be removed.
         """
-        if not self._fragments.is_dir():
-            return []
         # List before asking the manifest: what is committed in between is then kept.
-        candidates = [path for path in sorted(self._fragments.iterdir()) if _age_s(path) >= min_age_s]
+        candidates = [name for name in self.place.folders(fragments.FOLDER) if self._age_s(name) >= min_age_s]
         needed = {row.fragment_id for row in self.rows()}
-        garbage = [path for path in candidates if path.name not in needed and _age_s(path) >= min_age_s]
-        for path in garbage:
-            _remove(path)
-        return [path.name for path in garbage]
+        garbage = [name for name in candidates if name not in needed and self._age_s(name) >= min_age_s]
+        for name in garbage:
+            fragments.remove(self.place, name)
+        return garbage
+
+    def _age_s(self, fragment_id: str) -> float:
+        """Seconds since something of a fragment was written; negative if a clock jumped back, which is young."""
+        newest = self.place.newest(fragments.path_of(fragment_id))
+        return -1 if newest is None else (dt.datetime.now(dt.UTC) - newest).total_seconds()
 
 
-def _remove(folder: Path) -> None:
-    """Remove a fragment's folder; at no moment is there half of one under its name."""
-    doomed = folder.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
-    try:
-        folder.rename(doomed)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StorageError(f"cannot remove fragment {folder}: {error.strerror}; check the permissions") from error
-    shutil.rmtree(doomed, ignore_errors=True)
+def _tensors(
+    fragment: Fragment, keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any], importance: np.ndarray[Any, Any]
+) -> TraceTensors:
+    import torch
+
+    return TraceTensors(
+        keys=to_torch(keys, fragment.logical_dtype),
+        values=to_torch(values, fragment.logical_dtype),
+        importance=to_torch(importance, "float32"),
+        positions=torch.arange(importance.shape[1]),
+    )
 
 
 def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:
@@ -390,11 +441,3 @@ def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:
         )
     stops = list(accumulate(lengths))
     return list(zip([0, *stops[:-1]], stops, strict=True))
-
-
-def _age_s(path: Path) -> float:
-    try:
-        newest = max(item.stat().st_mtime for item in [path, *path.iterdir()])
-    except OSError:  # gone meanwhile: its writer renamed it
-        return -1
-    return time.time() - newest

@@ -60,7 +60,7 @@ def collect_fragment(
             kind="trace_fragment",
             digest=fragment.digest,
             name=f"{fragment.num_samples} {prompts.split} samples, {fragment.num_tokens} tokens",
-            uri=str(home.traces / "fragments" / fragment.fragment_id),
+            uri=store.uri_of(fragment.fragment_id),
             metadata={"num_bytes": fragment.num_bytes, "num_tokens": fragment.num_tokens},
         )
         run.output("fragment", artifact)
@@ -90,7 +90,7 @@ def seal_collection(
             kind="trace_snapshot",
             digest=snapshot.digest,
             name=f"{len(snapshot.rows)} samples of {model.name}",
-            uri=str(home.traces),
+            uri=home.traces,
             metadata={
                 "collection": collection,
                 "manifest_version": snapshot.manifest_version,

@@ -3,13 +3,29 @@
 Traces are too many to be read for this: theirs is checked by every read, and by `kvp traces verify`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from kvpolicy.policies.policy_set import policy_digest
 from storage.catalog import Artifact
 from storage.errors import StorageError
+from storage.home import Home
 from storage.parquet import read_rows
+from storage.traces import TraceStore
+
+def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
+    """Artifacts that are lost or damaged; fragments of traces, of which there may be thousands, are only looked for."""
+    fragments: dict[str, Artifact] = {}
+    others: list[Artifact] = []
+    for artifact in artifacts:
+        if artifact.kind == "trace_fragment":
+            fragments[artifact.uri.rpartition("/")[2]] = artifact
+        elif artifact.kind != "trace_snapshot":  # a list of fragments
+            others.append(artifact)
+    lost = TraceStore(home.traces).missing(fragments)
+    return [artifact for name, artifact in fragments.items() if name in lost] + [
+        artifact for artifact in others if not is_whole(artifact)
+    ]
 
 
 def is_whole(artifact: Artifact) -> bool:

@@ -16,7 +16,7 @@ OPEN = "import sys; from storage.home import Home; print(Home.open(sys.argv[1]).
 
 def test_everything_lies_in_the_home(home: Home) -> None:
     places = [
-        home.traces,
+        Path(home.traces),
         home.policies,
         home.evaluations,
         home.figures,

@@ -1,0 +1,222 @@
+"""Where a trace store lies: a folder or an S3 prefix, behind the same few verbs.
+
+Objects are put whole: a reader sees all of one or nothing, and of two writers of one name the last counts; only
+`Place.create` lets the first one win. Nothing else is asked of a place, in particular no rename, which object stores
+do not have.
+
+Credentials and endpoints come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) and are never stored.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.errors import StorageError
+from storage.tables import one_line
+
+_SCHEME = "s3://"
+_REMEDIES = (
+    (("AccessDenied", "403", "Unauthenticated", "InvalidAccessKeyId"), "check the AWS_* credentials and their rights"),
+    (("NoSuchBucket", "404"), "make the bucket, or name another place"),
+    (
+        ("error sending request", "credential"),
+        "check AWS_ENDPOINT_URL, AWS_REGION, the AWS_* credentials and the network",
+    ),
+    (("503", "SlowDown", "429"), "the object store is overloaded: run the same command again later"),
+    (("No space left",), "make room, then run the same command again"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder or an S3 prefix; make one with `Place.at`.
+
+    Attributes:
+        url: absolute path of the folder, or ``s3://bucket/prefix``.
+    """
+
+    url: str
+
+    @classmethod
+    def at(cls, url: str | Path) -> Place:
+        """Return the place of a folder's path or an S3 URL; nothing is made or asked yet.
+
+        Raises:
+            StorageError: if the URL is of another kind or names no bucket.
+        """
+        text = str(url)
+        if "://" not in text:
+            return cls(url=str(Path(text).expanduser().absolute()))
+        if not text.startswith(_SCHEME) or not text.removeprefix(_SCHEME).strip("/"):
+            raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix")
+        return cls(url=text.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return not self.url.startswith(_SCHEME)
+
+    def join(self, name: str) -> str:
+        """Return the path or URL of something in it."""
+        return f"{self.url}/{name}"
+
+    @property
+    def table_options(self) -> Mapping[str, str]:
+        """What Lance has to know to reach a table here."""
+        return {} if self.is_local else {"allow_http": str(_plain_http()).lower()}
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object's content; None if there is none of that name.
+
+        Raises:
+            StorageError: if the place cannot be reached or refuses.
+        """
+        if self._is_missing():
+            return None
+        with self._one_line_errors(f"cannot read {name}"):
+            try:
+                return bytes(self._objects.get(name).bytes())
+            except FileNotFoundError:
+                return None
+
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of that name.
+
+        Raises:
+            StorageError: if the place cannot be reached or refuses.
+        """
+        if self._is_missing():
+            return False
+        with self._one_line_errors(f"cannot look for {name}"):
+            try:
+                self._objects.head(name)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put an object; what has that name is replaced at once.
+
+        Raises:
+            StorageError: if the place cannot be reached, is full or refuses.
+        """
+        with self._one_line_errors(f"cannot write {name}"):
+            self._objects.put(name, content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object unless there is one of that name; returns whether it was put. Of many at once one wins.
+
+        Raises:
+            StorageError: if the place cannot be reached, is full or refuses.
+        """
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._one_line_errors(f"cannot write {name}"):
+            try:
+                self._objects.put(name, content, mode="create")
+            except (AlreadyExistsError, FileExistsError):
+                return False
+        return True
+
+    def folders(self, name: str) -> list[str]:
+        """Return the names of what lies below a name and has more below it, sorted.
+
+        Raises:
+            StorageError: if the place cannot be reached or refuses.
+        """
+        if self._is_missing():
+            return []
+        with self._one_line_errors(f"cannot list {name}"):
+            found = self._objects.list_with_delimiter(f"{name}/")["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+
+    def newest(self, name: str) -> dt.datetime | None:
+        """Return when something below a name was last written, by the place's own clock; None if nothing is there.
+
+        Raises:
+            StorageError: if the place cannot be reached or refuses.
+        """
+        return max((entry["last_modified"] for entry in self._list(name)), default=None)
+
+    def remove(self, name: str, *, first: str) -> None:
+        """Remove everything below a name, ``first`` of all the object that makes it count.
+
+        Raises:
+            StorageError: if the place cannot be reached or refuses.
+        """
+        paths = [entry["path"] for entry in self._list(name)]
+        ordered = sorted(paths, key=lambda path: path != f"{name}/{first}")
+        with self._one_line_errors(f"cannot remove {name}"):
+            for part in (ordered[:1], ordered[1:]):
+                if part:
+                    self._objects.delete(part)
+        if self.is_local:
+            _remove_empty_folders(Path(self.join(name)))
+
+    def _list(self, name: str) -> list[Any]:
+        if self._is_missing():
+            return []
+        with self._one_line_errors(f"cannot list {name}"):
+            return list(self._objects.list(f"{name}/").collect())
+
+    def reader(self) -> Any:
+        """Return the Zarr store to read arrays from."""
+        if self.is_local:  # a fifth quicker than through `obstore`
+            from zarr.storage import LocalStore
+
+            return LocalStore(self.url, read_only=True)
+        return self.writer(read_only=True)
+
+    def writer(self, *, read_only: bool = False) -> Any:
+        """Return the Zarr store to write arrays to; every chunk or shard appears whole or not at all."""
+        from zarr.storage import ObjectStore
+
+        return ObjectStore(self._objects, read_only=read_only)
+
+    def _is_missing(self) -> bool:
+        return self.is_local and not Path(self.url).exists()
+
+    @functools.cached_property
+    def _objects(self) -> Any:
+        from obstore.store import LocalStore, from_url
+
+        with self._one_line_errors("cannot be opened"):
+            if self.is_local:
+                return LocalStore(self.url, mkdir=True)
+            return from_url(self.url, client_options={"allow_http": _plain_http()})
+
+    @contextmanager
+    def _one_line_errors(self, what: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            raise StorageError(f"{self.url}: {what}: {one_line(error)}{remedy_for(error)}") from error
+
+
+def remedy_for(error: BaseException) -> str:
+    """Return "; what to do" for an error of a place, as far as its text tells."""
+    text = str(error)
+    return next((f"; {remedy}" for signs, remedy in _REMEDIES if any(sign in text for sign in signs)), "")
+
+
+def _plain_http() -> bool:
+    """Whether the endpoint that the environment names is without TLS: whoever set it meant it."""
+    return os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", "")).startswith("http://")
+
+
+def _remove_empty_folders(root: Path) -> None:
+    """Objects have no folders, so the file system's are left behind; a writer may fill one again at any moment."""
+    for folder in sorted((path for path in [root, *root.rglob("*")] if path.is_dir()), reverse=True):
+        try:
+            folder.rmdir()
+        except OSError:
+            continue

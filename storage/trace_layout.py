@@ -1,0 +1,60 @@
+"""What makes a place a trace store: one small object, which names its manifest.
+
+It is put by whoever comes first, and only when the manifest that it names is whole. So of two writers that begin a
+store at once one makes it, and a store is either there or not, in a folder as in an object store. (Of two Lance writers
+that create one table at once, the second replaces the rows of the first, and both report success:
+github.com/lance-format/lance/issues/4451.)
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from storage.errors import StorageError
+from storage.manifest import Manifest
+from storage.places import Place
+
+FORMAT_VERSION = 2
+_MARKER = "store.json"
+
+
+def find_manifest(place: Place) -> Manifest | None:
+    """Return the manifest of the store at a place; None if there is no store.
+
+    Raises:
+        StorageError: if the place cannot be reached, or its store is damaged or of another version.
+    """
+    content = place.read(_MARKER)
+    if content is None:
+        return None
+    try:
+        marker = json.loads(content)
+        version, name = marker["format_version"], str(marker["manifest"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StorageError(f"{place.join(_MARKER)} is damaged: restore it, or collect into another place") from error
+    if version != FORMAT_VERSION:
+        raise StorageError(
+            f"trace store {place.url} has format version {version!r}, expected {FORMAT_VERSION}: use the release that"
+            " made it, or another place"
+        )
+    return Manifest(uri=place.join(name), options=place.table_options)
+
+
+def make_manifest(place: Place) -> Manifest:
+    """Return the manifest of the store at a place, and make the store if there is none.
+
+    Raises:
+        StorageError: as `find_manifest`, or if it cannot be made.
+    """
+    found = find_manifest(place)
+    if found is not None:
+        return found
+    name = f"manifest-{uuid.uuid4().hex}.lance"
+    made = Manifest(uri=place.join(name), options=place.table_options)
+    made.create()
+    marker = json.dumps({"format_version": FORMAT_VERSION, "manifest": name})
+    if place.create(_MARKER, marker.encode()):
+        return made
+    place.remove(name, first="")
+    return make_manifest(place)  # somebody else's by now
