@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import trace_commands
+from flows import lineage_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, home_path, point_prefect_at
 from flows.server import own_server
@@ -136,6 +136,11 @@ _add_pipeline_command(
 )
 
 
+app.command()(lineage_commands.lineage)
+app.command()(lineage_commands.diff)
+app.command()(lineage_commands.openlineage)
+
+
 @app.command()
 def sql(
     query: Annotated[str | None, typer.Argument(help="One SELECT over the catalog's tables and views")] = None,
@@ -156,45 +161,6 @@ def sql(
         except (OSError, UnicodeDecodeError) as error:
             raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
     print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
-
-
-@app.command()
-def lineage(
-    any_id: Annotated[
-        str, typer.Argument(metavar="ID", help="An artifact, a run, an MLflow run, or 6+ first characters")
-    ],
-    home: HomeOption = None,
-    up: Annotated[bool, typer.Option("--up", help="What it came from (the default)")] = False,
-    down: Annotated[bool, typer.Option("--down", help="What came from it")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what something came from, or what came from it."""
-    from storage.catalog import Catalog
-    from storage.graph import render_tree
-
-    if up and down:
-        raise typer.BadParameter("choose one of --up and --down")
-    graph = Catalog(Home.open(home_path(home), create=False)).lineage(any_id, "down" if down else "up")
-    print(json.dumps(graph.to_json(), default=str) if as_json else "\n".join(render_tree(graph)))
-
-
-@app.command()
-def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run, or an artifact or MLflow run that one made")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="The other")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what differs between two runs: inputs, parameters, code, environment, and results that moved."""
-    from flows.printing import print_records
-    from storage.catalog import Catalog
-    from storage.differences import compare_runs
-
-    found = compare_runs(Catalog(Home.open(home_path(home), create=False)), first, second)
-    if found or as_json:
-        print_records([vars(difference) for difference in found], as_json=as_json)
-    else:
-        print("nothing differs")
 
 
 @app.command()

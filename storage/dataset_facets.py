@@ -23,7 +23,7 @@ from openlineage.client.facet_v2 import (
     schema_dataset,
 )
 
-from storage.artifacts import Artifact
+from storage.artifacts import SURROUNDINGS, Artifact
 from storage.fragment_content import ARRAYS
 from storage.manifest import SCHEMA as MANIFEST
 from storage.parquet import columns_of
@@ -33,16 +33,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DATASET_NAMESPACE = "kvpolicy"
-# Inputs that are no data: OpenLineage has facets of the job and the run for them.
-_SURROUNDINGS = frozenset({"code", "environment", "request"})
 _TYPES = {"model": "MODEL", "policy_set": "MODEL", "head_group": "MODEL", "curve": "TABLE", "evaluation": "TABLE"}
 
 Field = schema_dataset.SchemaDatasetFacetFields
 
 
 def is_data(artifact: Artifact) -> bool:
-    """Whether an artifact is a dataset, and not code, environment or a request."""
-    return artifact.kind not in _SURROUNDINGS
+    """Whether an artifact is a dataset; OpenLineage has facets of job and run for code, environment and request."""
+    return artifact.kind not in SURROUNDINGS
 
 
 def input_dataset(artifact: Artifact, producer: str) -> event_v2.InputDataset:

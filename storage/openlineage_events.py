@@ -50,6 +50,7 @@ class StageRunFacet(RunFacet):
     hardware: str
     inputs: dict[str, str]
     seed: int | None = None
+    outcome: str | None = None
     seconds: float | None = None
     mlflowRunId: str | None = None
 
@@ -78,16 +79,16 @@ def start_event(recorded: RecordedRun) -> event_v2.RunEvent:
 def end_event(recorded: RecordedRun) -> event_v2.RunEvent:
     """Return the event of a run's end."""
     row, facets = recorded.row, _run_facets(recorded, has_ended=True)
-    if row["outcome"] == "completed":
-        outputs = [
-            output_dataset(artifact, _PRODUCER, recorded.num_points.get(artifact.artifact_id))
-            for artifact in recorded.outputs.values()
-        ]
-        return _event(recorded, event_v2.RunState.COMPLETE, row["ended_at"], facets, outputs)
-    facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
-        message=row["reason"], programmingLanguage="PYTHON", producer=_PRODUCER
-    )
-    return _event(recorded, event_v2.RunState.FAIL, row["ended_at"], facets)
+    if row["outcome"] == "failed":
+        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+            message=row["reason"], programmingLanguage="PYTHON", producer=_PRODUCER
+        )
+        return _event(recorded, event_v2.RunState.FAIL, row["ended_at"], facets)
+    outputs = [
+        output_dataset(artifact, _PRODUCER, recorded.num_points.get(artifact.artifact_id))
+        for artifact in recorded.outputs.values()
+    ]
+    return _event(recorded, event_v2.RunState.COMPLETE, row["ended_at"], facets, outputs)
 
 
 def _event(
@@ -122,6 +123,7 @@ def _run_facets(recorded: RecordedRun, *, has_ended: bool) -> dict[str, RunFacet
             environment=row["environment_id"],
             hardware=row["hardware"],
             inputs={role: artifact.artifact_id for role, artifact in recorded.inputs.items()},
+            outcome=row["outcome"] if has_ended else None,
             seconds=row["seconds"] if has_ended else None,
             mlflowRunId=(row["mlflow_run_id"] or None) if has_ended else None,
             producer=_PRODUCER,

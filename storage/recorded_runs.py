@@ -76,7 +76,7 @@ def with_artifacts(
 
     def of_role(row: Row, edges: Sequence[Row], role: str) -> dict[str, Artifact]:
         # A run may fail while its outputs are written down: these were never published.
-        counts = role == "input" or row["outcome"] == "completed"
+        counts = role == "input" or row["outcome"] != "failed"
         return {edge["name"]: artifacts[edge["artifact_id"]] for edge in edges if edge["role"] == role and counts}
 
     counts = num_points or {}

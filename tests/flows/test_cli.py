@@ -97,7 +97,7 @@ def test_every_table_of_the_catalog_is_filled(smoke_run):
 def test_a_home_holds_everything_and_nothing_half_done(smoke_run):
     names = {path.name for path in smoke_run.home.iterdir()}
     rooms = {"prompts", "traces", "policies", "evaluations", "figures", "catalog", "mlflow", "prefect", "locks"}
-    assert names == {"home.json", *rooms}
+    assert names == {"home.json", "openlineage", *rooms}
     assert not [path for path in smoke_run.home.glob("policies/*") if path.name.startswith(".")]
     assert (smoke_run.home / "prefect" / "prefect.db").is_file()
 
