@@ -8,17 +8,16 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows import lineage_commands, trace_commands
+from flows import lineage_commands, repeat_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
-from flows.process import configure_libraries, home_path, point_prefect_at
+from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
 from storage.errors import StorageError
 from storage.home import Home
@@ -95,7 +94,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
         opened = Home.open(home_path(home))
         point_prefect_at(opened.path)
-        with _standard_output_kept_clean(), own_server(opened) as wait_for_server:
+        with standard_output_kept_clean(), own_server(opened) as wait_for_server:
             from flows import pipeline
 
             run_flow = getattr(pipeline, flow)
@@ -139,6 +138,10 @@ _add_pipeline_command(
 app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
+
+
+app.command()(repeat_commands.stale)
+app.command()(repeat_commands.rerun)
 
 
 @app.command()
@@ -230,20 +233,6 @@ def _numbers(text: str | None) -> list[int] | None:
     if parts is not None and not all(map(is_whole_number, parts)):
         raise typer.BadParameter(f"--budgets is {text!r}, expected whole numbers of tokens such as 64,128,256")
     return None if parts is None else [int(part) for part in parts]
-
-
-@contextmanager
-def _standard_output_kept_clean() -> Iterator[None]:
-    """Send what libraries and child processes print to standard error."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def main() -> None:

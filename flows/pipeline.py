@@ -11,15 +11,14 @@ from prefect import flow
 
 from flows.figures import draw_figures
 from flows.options import Choices, Preset
-from flows.plan import Plan, make_plan
+from flows.plan import Plan, planned
+from flows.stages import run_collection, run_evaluation, run_training
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
-from tasks.collect import collect_fragment, seal_collection, snapshot_ref
-from tasks.evaluate import evaluate_shard
-from tasks.publish import evaluation_stage, publish_curves
+from tasks.collect import snapshot_ref
 from tasks.references import PolicyRef, SnapshotRef
-from tasks.stage import find_completed
-from tasks.train import assemble_policy, policy_ref, train_heads, training_stage
+from tasks.stage import StageOutcome, find_completed
+from tasks.train import policy_ref, training_stage
 
 NO_CHOICES = Choices()
 
@@ -50,22 +49,11 @@ def collect(
     choices: Choices = NO_CHOICES,
 ) -> StageReport:
     """Run a model over generated prompts; keys, values and importance go into the trace store."""
-    plan = make_plan(preset=preset, model=model, home=home, seed=seed, choices=choices)
-    started = time.monotonic()
-    stage, config = plan.collection, plan.config.collect
-    fragments: list[str] = []
-    if find_completed(plan.home, stage) is None:
-        for prompts in (plan.train_prompts, plan.heldout_prompts):
-            for first in range(0, prompts.num_samples, config.samples_per_fragment):
-                outcome = collect_fragment(plan.home, plan.model, prompts, config, collection=stage.key, first=first)
-                fragments.append(outcome.outputs["fragment"])
-    snapshot, outcome = seal_collection(plan.home, plan.model, stage, config, fragments)
-    return StageReport(
-        artifact_id=snapshot.artifact_id,
-        run_id=outcome.run_id,
-        seconds=time.monotonic() - started,
-        skipped=outcome.skipped,
-    )
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+        started = time.monotonic()
+        prompts = (plan.train_prompts, plan.heldout_prompts)
+        snapshot, outcome = run_collection(plan.home, plan.model, prompts, plan.config.collect)
+        return _report(snapshot.artifact_id, outcome, started)
 
 
 @flow(name="train")
@@ -77,24 +65,11 @@ def train(
     choices: Choices = NO_CHOICES,
 ) -> StageReport:
     """Train one policy per KV head on the collected traces."""
-    plan = make_plan(preset=preset, model=model, home=home, seed=seed, choices=choices)
-    started = time.monotonic()
-    snapshot, config = find_snapshot(plan), plan.config.train
-    groups: list[str] = []
-    if find_completed(plan.home, training_stage(plan.model, snapshot, config, seed=seed)) is None:
-        num_heads = plan.model.num_heads
-        size = config.heads_per_group or num_heads
-        for first in range(0, num_heads, size):
-            heads = (first, min(first + size, num_heads))
-            outcome = train_heads(plan.home, plan.model, snapshot, config, heads=heads, seed=seed)
-            groups.append(outcome.outputs["group"])
-    policy, outcome = assemble_policy(plan.home, plan.model, snapshot, config, groups, seed=seed)
-    return StageReport(
-        artifact_id=policy.artifact_id,
-        run_id=outcome.run_id,
-        seconds=time.monotonic() - started,
-        skipped=outcome.skipped,
-    )
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+        started = time.monotonic()
+        snapshot = find_snapshot(plan)
+        policy, outcome = run_training(plan.home, plan.model, snapshot, plan.config.train, seed=seed)
+        return _report(policy.artifact_id, outcome, started)
 
 
 @flow(name="evaluate")
@@ -106,24 +81,15 @@ def evaluate(
     choices: Choices = NO_CHOICES,
 ) -> StageReport:
     """Judge the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
-    plan = make_plan(preset=preset, model=model, home=home, seed=seed, choices=choices)
-    started = time.monotonic()
-    config, prompts = plan.config.evaluate, plan.test_prompts
-    policies = [find_policy(plan)] if "kvp" in config.methods else []
-    stage = evaluation_stage(plan.model, policies, prompts, config, benchmark=plan.config.prompts.benchmark, seed=seed)
-    shards = []
-    if find_completed(plan.home, stage) is None:
-        for first in range(0, prompts.num_samples, config.examples_per_shard):
-            shard, _ = evaluate_shard(plan.home, plan.model, policies, prompts, config, first=first, seed=seed)
-            shards.append(shard)
-    evaluation, outcome = publish_curves(plan.home, plan.model, policies, prompts, stage, config=config, shards=shards)
-    draw_figures(plan.home, evaluation)
-    return StageReport(
-        artifact_id=evaluation.artifact_id,
-        run_id=outcome.run_id,
-        seconds=time.monotonic() - started,
-        skipped=outcome.skipped,
-    )
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+        started = time.monotonic()
+        config, benchmark = plan.config.evaluate, plan.config.prompts.benchmark
+        policies = [find_policy(plan)] if "kvp" in config.methods else []
+        evaluation, outcome = run_evaluation(
+            plan.home, plan.model, policies, plan.test_prompts, config, benchmark=benchmark, seed=seed
+        )
+        draw_figures(plan.home, evaluation)
+        return _report(evaluation.artifact_id, outcome, started)
 
 
 @flow(name="retrain")
@@ -136,10 +102,10 @@ def retrain(
 ) -> dict[str, StageReport]:
     """Collect, train and evaluate, one after the other; what is there already is not done again."""
     started = time.monotonic()
-    plan = make_plan(preset=preset, model=model, home=home, seed=seed, choices=choices)
-    prepared = StageReport(
-        artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
-    )
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+        prepared = StageReport(
+            artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
+        )
     options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices}
     return {
         "prepare": prepared,
@@ -147,6 +113,15 @@ def retrain(
         "train": train(**options),
         "evaluate": evaluate(**options),
     }
+
+
+def _report(artifact_id: str, outcome: StageOutcome, started: float) -> StageReport:
+    return StageReport(
+        artifact_id=artifact_id,
+        run_id=outcome.run_id,
+        seconds=time.monotonic() - started,
+        skipped=outcome.skipped,
+    )
 
 
 def find_snapshot(plan: Plan) -> SnapshotRef:

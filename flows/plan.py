@@ -1,17 +1,22 @@
 """Preparing: what all stages of a run share, found or made before anything that takes time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flows.options import Choices
 from flows.process import home_path, prepare_process
+from flows.request import Request
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.seeds import MAX_SEED
+from storage.catalog import Catalog
 from storage.home import Home
 from tasks.collect import collection_stage
 from tasks.evaluate import check_prompts
 from tasks.model import register_model
 from tasks.prompts import write_prompts
+from tasks.purpose import Purpose, acting_for
 from tasks.references import ModelRef, PromptsRef
 from tasks.stage import Stage, note_loaded_code
 
@@ -34,8 +39,12 @@ class Plan:
         return collection_stage(self.model, (self.train_prompts, self.heldout_prompts), self.config.collect)
 
 
-def make_plan(*, preset: str, model: str, home: str | None, seed: int, choices: Choices) -> Plan:
-    """Open the home, register the model and write the prompts; refuse what cannot work.
+@contextmanager
+def planned(*, preset: str, model: str, home: str | None, seed: int, choices: Choices) -> Iterator[Plan]:
+    """Note the request and make its plan; whatever the block runs is recorded as run for that request.
+
+    Yields:
+        The plan: the home is open, the model registered, the prompts are written.
 
     Raises:
         InputError: If the preset, a choice or the model is wrong, or a budget does not fit in the prompts.
@@ -43,26 +52,32 @@ def make_plan(*, preset: str, model: str, home: str | None, seed: int, choices: 
     """
     if not 0 <= seed <= MAX_SEED:
         raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
-    config = choices.configure(preset)
+    request = Request.make(preset=preset, model=model, seed=seed, choices=choices)
     opened = Home.open(home_path(home))
     note_loaded_code()
     prepare_process()
-    reference = register_model(opened, model, config.dtype)
+    reference = register_model(opened, model, request.config.dtype)
+    with acting_for(Purpose(request_id=Catalog(opened).register(request.to_artifact()))):
+        yield _make_plan(opened, reference, request.config, seed)
+
+
+def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -> Plan:
+    """Write the prompts, and refuse what cannot work with them."""
 
     def prompts(split: str, num_samples_per_task: int) -> PromptsRef:
         written: PromptsRef = write_prompts(
-            opened, reference, config.prompts, split=split, num_samples_per_task=num_samples_per_task, seed=seed
+            home, model, config.prompts, split=split, num_samples_per_task=num_samples_per_task, seed=seed
         )
         return written
 
     plan = Plan(
-        home=opened,
+        home=home,
         config=config,
         seed=seed,
-        model=reference,
+        model=model,
         train_prompts=prompts("train", config.collect.num_train_samples),
         heldout_prompts=prompts("validation", config.collect.num_heldout_samples),
         test_prompts=prompts("test", config.evaluate.num_samples),
     )
-    check_prompts(reference, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config.evaluate)
+    check_prompts(model, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config.evaluate)
     return plan

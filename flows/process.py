@@ -6,6 +6,8 @@ Called by entry points and by flows when they start, never at import.
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from storage.errors import StorageError
@@ -44,6 +46,20 @@ def point_prefect_at(home: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def standard_output_kept_clean() -> Iterator[None]:
+    """Send what libraries and child processes print to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def configure_libraries() -> None:

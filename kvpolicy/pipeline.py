@@ -102,6 +102,19 @@ def parse_config(text: str, *, name: str) -> PipelineConfig:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"configuration {name}: not TOML: {error}") from error
+    return read_config(document, name=name)
+
+
+def read_config(document: Mapping[str, Any], *, name: str) -> PipelineConfig:
+    """Read a configuration from plain values: what TOML holds, or what `dataclasses.asdict` gave, without its preset.
+
+    Args:
+        document: The values.
+        name: Of the preset that they are of.
+
+    Raises:
+        InputError: If there are problems, each with its place, all in one line.
+    """
     problems: list[str] = []
     top = {key: value for key, value in document.items() if key not in _SECTIONS}
     problems += [f"{key} is unknown" for key in top if key not in ("version", "dtype")]

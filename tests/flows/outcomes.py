@@ -62,6 +62,6 @@ def assert_nothing_half_registered(home: Path) -> None:
     completed = {row["stage"] for row in catalog(home).rows("runs", "outcome = 'completed'")}
     assert completed <= _HARMLESS_STAGES
     kinds = {row["kind"] for row in catalog(home).rows("artifacts")}
-    assert kinds <= {"model", "prompts", "code", "environment"}
+    assert kinds <= {"model", "prompts", "code", "environment", "request"}
     for table in ("curves", "heads", "scores", "samples"):
         assert catalog(home).rows(table) == []

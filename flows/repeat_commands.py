@@ -1,0 +1,67 @@
+"""The commands `kvp stale` and `kvp rerun`: what would be done again now, and doing a recorded run again to compare."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.command_options import HomeOption, JsonOption
+from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
+from flows.server import own_server
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from flows.repetition import Repetition
+
+_DIFFERS = 1  # exit status of a repetition that came to something else
+
+
+def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show which stages their requests would run again now, and which code, parameter or input is the cause."""
+    configure_libraries()
+    opened = Home.open(home_path(home), create=False)
+    point_prefect_at(opened.path)
+    with standard_output_kept_clean():
+        from flows.printing import print_records
+        from flows.staleness import stale_stages
+
+        found = stale_stages(opened)
+    if found or as_json:
+        print_records([stage.to_record() for stage in found], as_json=as_json)
+    else:
+        print("nothing is stale")
+
+
+def rerun(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, or an artifact or MLflow run that one made")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Repeat a run from its record and compare the results; exit with 1 if they differ. Nothing there changes."""
+    configure_libraries()
+    opened = Home.open(home_path(home), create=False)
+    point_prefect_at(opened.path)
+    with standard_output_kept_clean(), own_server(opened) as wait_for_server:
+        from flows import repetition
+
+        original = repetition.find_original(opened, run)  # whatever is wrong with it is said before the server is there
+        wait_for_server()
+        found = repetition.rerun(original.known.run_id, str(opened.path))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), default=str, allow_nan=False))
+    else:
+        _print(found)
+    if not found.identical:
+        raise typer.Exit(_DIFFERS)
+
+
+def _print(found: "Repetition") -> None:
+    from flows.printing import print_records
+
+    verdict = "identical, to the last digit" if found.identical else "different"
+    print(f"{found.run} repeats {found.repeats} ({found.stage}, {found.seconds:.1f} s): {verdict}")
+    if found.differences:
+        print_records([vars(difference) for difference in found.differences], as_json=False)
+    if found.kept:
+        print(f"what it made is kept in {found.kept}")

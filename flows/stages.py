@@ -1,0 +1,70 @@
+"""The stages that have parts: all the parts, one after the other, and what they come to. Wiring only.
+
+The pipeline and repetitions run the same; `tasks.purpose` says which of them it is.
+"""
+
+from collections.abc import Sequence
+
+from kvpolicy.collection import CollectConfig
+from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.training import TrainConfig
+from storage.home import Home
+from tasks.collect import collect_fragment, collection_stage, seal_collection
+from tasks.evaluate import evaluate_shard
+from tasks.publish import evaluation_stage, publish_curves
+from tasks.references import EvaluationRef, ModelRef, PolicyRef, PromptsRef, SnapshotRef
+from tasks.stage import StageOutcome, find_completed
+from tasks.train import assemble_policy, train_heads, training_stage
+
+
+def run_collection(
+    home: Home, model: ModelRef, prompts: Sequence[PromptsRef], config: CollectConfig
+) -> tuple[SnapshotRef, StageOutcome]:
+    """Collect the traces of prompt sets, fragment by fragment, and take their snapshot."""
+    stage = collection_stage(model, prompts, config)
+    fragments: list[str] = []
+    if find_completed(home, stage) is None:
+        for part in prompts:
+            for first in range(0, part.num_samples, config.samples_per_fragment):
+                outcome = collect_fragment(home, model, part, config, collection=stage.key, first=first)
+                fragments.append(outcome.outputs["fragment"])
+    sealed: tuple[SnapshotRef, StageOutcome] = seal_collection(home, model, stage, config, fragments)
+    return sealed
+
+
+def run_training(
+    home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int
+) -> tuple[PolicyRef, StageOutcome]:
+    """Train every head, group by group, and join the groups into a policy set."""
+    groups: list[str] = []
+    if find_completed(home, training_stage(model, snapshot, config, seed=seed)) is None:
+        size = config.heads_per_group or model.num_heads
+        for first in range(0, model.num_heads, size):
+            heads = (first, min(first + size, model.num_heads))
+            outcome = train_heads(home, model, snapshot, config, heads=heads, seed=seed)
+            groups.append(outcome.outputs["group"])
+    joined: tuple[PolicyRef, StageOutcome] = assemble_policy(home, model, snapshot, config, groups, seed=seed)
+    return joined
+
+
+def run_evaluation(
+    home: Home,
+    model: ModelRef,
+    policies: Sequence[PolicyRef],
+    prompts: PromptsRef,
+    config: EvaluateConfig,
+    *,
+    benchmark: str,
+    seed: int,
+) -> tuple[EvaluationRef, StageOutcome]:
+    """Judge all examples, shard by shard, and publish the curves."""
+    stage = evaluation_stage(model, policies, prompts, config, benchmark=benchmark, seed=seed)
+    shards = []
+    if find_completed(home, stage) is None:
+        for first in range(0, prompts.num_samples, config.examples_per_shard):
+            shard, _ = evaluate_shard(home, model, policies, prompts, config, first=first, seed=seed)
+            shards.append(shard)
+    published: tuple[EvaluationRef, StageOutcome] = publish_curves(
+        home, model, policies, prompts, stage, config=config, shards=shards
+    )
+    return published

@@ -1,0 +1,215 @@
+"""What a request would do again now, and why: the record compared with the code, presets, texts and models of now.
+
+Nothing is run, fetched or written, and no model is loaded. What is lost is only made again, the same, so stages
+after it stay as they are; what is made again for another reason counts as another input of the stages after it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.request import Request
+from kvpolicy.errors import InputError
+from kvpolicy.models.reference import find_model
+from kvpolicy.pipeline import PipelineConfig
+from storage.catalog import Catalog
+from storage.differences import flat, recorded_modules
+from storage.digests import canonical_json, short_id
+from storage.home import Home
+from storage.requests import RequestRecord, StageName, StageRun, recorded_requests
+from tasks.collect import collection_stage, snapshot_ref
+from tasks.prompts import prompts_ref, prompts_stage
+from tasks.publish import evaluation_stage
+from tasks.references import ModelRef
+from tasks.stage import Stage, find_completed, lost_results
+from tasks.train import policy_ref, training_stage
+
+_COLLECT, _TRAIN, _EVALUATE = ("collect", ""), ("train", ""), ("evaluate", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a stage would run again.
+
+    Attributes:
+        kind: `code`, `parameter`, `input`, or `result`: what it made is lost or damaged.
+        name: Module, path of the parameter, role of the input, or artifact.
+        recorded: What it was; None if there was none.
+        now: What it is; None if there is none.
+    """
+
+    kind: str
+    name: str
+    recorded: Any
+    now: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleStage:
+    """A stage that would run again, with one of the causes.
+
+    Attributes:
+        stage: The stage; for prompts with their split.
+        run: Its newest run.
+        made: What that made.
+        request: The request that would run it again.
+        cause: Why.
+    """
+
+    stage: str
+    run: str
+    made: str
+    request: str
+    cause: Cause
+
+    def to_record(self) -> dict[str, Any]:
+        """The row that is printed."""
+        own = {name: getattr(self, name) for name in ("stage", "run", "made")}
+        return {**own, **dataclasses.asdict(self.cause), "request": self.request}
+
+
+def stale_stages(home: Home) -> list[StaleStage]:
+    """All stages that their requests would run again; one that several requests share is named once.
+
+    Raises:
+        InputError: If a request cannot be understood by this release.
+        StorageError: If the catalog cannot be read.
+    """
+    found: dict[tuple[Any, ...], StaleStage] = {}
+    for record in recorded_requests(Catalog(home)):
+        for stale in _Check(home, record).stale():
+            found.setdefault((stale.run, stale.cause.kind, stale.cause.name, str(stale.cause.now)), stale)
+    return list(found.values())
+
+
+class _Check:
+    """One request, checked stage by stage: what each would read now follows from the stages before it."""
+
+    def __init__(self, home: Home, record: RequestRecord) -> None:
+        self._home, self._record, self._catalog = home, record, Catalog(home)
+        self._request = Request.from_artifact(record.artifact)
+        self._made: dict[StageName, str] = {}  # by what is there now, or else by the newest run
+        self._renewed: set[StageName] = set()
+
+    def stale(self) -> Iterator[StaleStage]:
+        """Check the stages in the order in which they run; one that never ran ends it, as those after it never did."""
+        config, texts, problems = self._told_now()
+        model, lost = self._model_now(config)
+        home, seed = self._home, self._request.seed
+        splits = {
+            "train": config.collect.num_train_samples,
+            "validation": config.collect.num_heldout_samples,
+            "test": config.evaluate.num_samples,
+        }
+        for split, count in splits.items():
+            stage = prompts_stage(
+                model, config.prompts, texts=texts, split=split, num_samples_per_task=count, seed=seed
+            )
+            yield from self._judge(("prompts", split), stage, {}, [*problems, *lost])
+        refs = {split: prompts_ref(home, made, seed=seed) for (_, split), made in self._made.items()}
+        if not {"train", "validation"} <= refs.keys():
+            return
+        stage = collection_stage(model, (refs["train"], refs["validation"]), config.collect)
+        reads = {f"prompts_{split}": ("prompts", split) for split in ("train", "validation")}
+        yield from self._judge(_COLLECT, stage, reads, lost)
+        if _COLLECT in self._made:
+            snapshot = snapshot_ref(home, self._made[_COLLECT])
+            stage = training_stage(model, snapshot, config.train, seed=seed)
+            yield from self._judge(_TRAIN, stage, {"snapshot": _COLLECT}, lost)
+        learned = "kvp" in config.evaluate.methods
+        if "test" not in refs or (learned and _TRAIN not in self._made):
+            return
+        policies = [policy_ref(home, self._made[_TRAIN])] if learned else []
+        stage = evaluation_stage(
+            model, policies, refs["test"], config.evaluate, benchmark=config.prompts.benchmark, seed=seed
+        )
+        reads = {"prompts": ("prompts", "test"), **{f"policy_{policy.seed}": _TRAIN for policy in policies}}
+        yield from self._judge(_EVALUATE, stage, reads, lost)
+
+    def _judge(
+        self, name: StageName, stage: Stage, reads: Mapping[str, StageName], problems: Sequence[Cause]
+    ) -> Iterator[StaleStage]:
+        """Say why a stage would run again, and note what the stages after it would read."""
+        run = self._record.runs.get(name)
+        renewed = {role: before for role, before in reads.items() if before in self._renewed}
+        found = None if renewed or problems else find_completed(self._home, stage)
+        known = found or (run and run.known)
+        if known is None:
+            return
+        self._made[name] = next(iter(known.outputs.values()))
+        if found is not None or run is None:
+            return
+        causes = [
+            *problems,
+            *_changes(self._catalog, stage, run),
+            *_other_inputs(stage, run, renewed),
+            *self._losses(stage, run),
+        ]
+        if any(cause.kind != "result" for cause in causes):
+            self._renewed.add(name)
+        artifact = self._catalog.artifact(self._made[name])
+        for cause in causes:
+            yield StaleStage(
+                stage=_label(name),
+                run=run.known.run_id,
+                made=f"{artifact.artifact_id} ({artifact.name})",
+                request=self._record.artifact.artifact_id,
+                cause=cause,
+            )
+
+    def _losses(self, stage: Stage, run: StageRun) -> Iterator[Cause]:
+        for artifact in lost_results(self._home, run.known, rests_on=stage.rests_on):
+            yield Cause(kind="result", name=artifact.artifact_id, recorded=artifact.uri, now="lost or damaged")
+
+    def _told_now(self) -> tuple[PipelineConfig, Mapping[str, str], list[Cause]]:
+        """The configuration that preset and choices give now, the digests of outside texts, and what is wrong there."""
+        config, problems = self._request.config, []
+        try:
+            config = self._request.choices.configure(config.preset)
+        except InputError as error:
+            version = f"{config.preset}, version {config.version}"
+            problems.append(Cause(kind="parameter", name="preset", recorded=version, now=str(error)))
+        try:
+            return config, config.prompts.read_texts().digests, problems
+        except InputError as error:
+            return config, {}, [Cause(kind="input", name="texts", recorded="read", now=str(error))]
+
+    def _model_now(self, config: PipelineConfig) -> tuple[ModelRef, list[Cause]]:
+        """The model that would be read now; one that would have to be fetched first is taken to be the same."""
+        recorded = next(iter(self._record.runs.values())).known.inputs["model"]
+        artifact_id, problems = recorded, []
+        try:
+            found = find_model(self._request.model)
+            artifact_id = recorded if found is None else short_id("model", found.digest)
+        except InputError as error:
+            problems = [Cause(kind="input", name="model", recorded=recorded, now=str(error))]
+        model = ModelRef(artifact_id=artifact_id, digest="", name="", folder="", dtype=config.dtype, num_heads=0)
+        return model, problems
+
+
+def _changes(catalog: Catalog, stage: Stage, run: StageRun) -> Iterator[Cause]:
+    """Modules and parameters that are not what they were."""
+    recorded = recorded_modules(catalog, run.known)
+    code = dict(stage.modules) if recorded else {"code_fingerprint": stage.code}
+    before = recorded or {"code_fingerprint": run.row["code_fingerprint"]}
+    for name in sorted({*code, *before}):
+        if before.get(name) != code.get(name):
+            yield Cause(kind="code", name=name, recorded=before.get(name), now=code.get(name))
+    given, told = dict(flat(run.parameters)), dict(flat(json.loads(canonical_json(stage.parameters))))
+    for name in dict.fromkeys([*given, *told]):
+        if given.get(name) != told.get(name):
+            kind = "input" if name.partition(".")[0] == "texts" else "parameter"
+            yield Cause(kind=kind, name=name, recorded=given.get(name), now=told.get(name))
+
+
+def _other_inputs(stage: Stage, run: StageRun, renewed: Mapping[str, StageName]) -> Iterator[Cause]:
+    for role, artifact_id in stage.inputs.items():
+        now = f"{_label(renewed[role])} is out of date" if role in renewed else artifact_id
+        if now != run.known.inputs.get(role):
+            yield Cause(kind="input", name=role, recorded=run.known.inputs.get(role), now=now)
+
+
+def _label(name: StageName) -> str:
+    return " ".join(filter(None, name))
