@@ -21,7 +21,7 @@ from storage.graph import LineageGraph, walk
 from storage.home import Home
 from storage.openlineage_delivery import announced
 from storage.recording import RunRecorder, fill_in, new_run_id, utc_now
-from storage.schemas import TABLES, UNIQUE
+from storage.schemas import INDEXED, TABLES, UNIQUE
 from storage.tables import Table, quote
 
 if TYPE_CHECKING:
@@ -55,7 +55,12 @@ class Catalog:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._tables = {
-            name: Table(name=name, uri=str(home.catalog / f"{name}.lance"), schema=schema)
+            name: Table(
+                name=name,
+                uri=str(home.catalog / f"{name}.lance"),
+                schema=schema,
+                indexed=INDEXED.get(name, ()),
+            )
             for name, schema in TABLES.items()
         }
 
@@ -96,7 +101,7 @@ class Catalog:
         Raises:
             StorageError: if an input is not registered, or the record cannot be written.
         """
-        self._require_artifacts(inputs)
+        known = self._require_artifacts(inputs)
         run = RunRecorder(
             stage=stage,
             stage_key=stage_key,
@@ -110,8 +115,7 @@ class Catalog:
             modules=modules or {},
             repeats=repeats,
         )
-        self._register(run.surroundings)
-        with announced(self, self._home, run):
+        with announced(self, self._home, run, known):
             try:
                 yield run
                 self._write_completed(run)
@@ -125,11 +129,12 @@ class Catalog:
     def _write_completed(self, run: RunRecorder) -> None:
         for table, rows in run.result_rows.items():
             self.append(table, rows)
-        self._register([*run.outputs.values()])
+        self._register([*run.surroundings, *run.outputs.values()])
         self._tables["edges"].append(run.edges(with_outputs=True))
         self._tables["runs"].append([run.row()])
 
     def _write_failed(self, run: RunRecorder, failure: BaseException) -> None:
+        self._register(run.surroundings)
         self._tables["edges"].append(run.edges(with_outputs=False))
         self._tables["runs"].append([run.row(failure)])
 
@@ -280,8 +285,10 @@ class Catalog:
         Raises:
             StorageError: if there is none with one of the ids.
         """
-        rows = self._artifact_rows(artifact_ids)
-        return [Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])}) for row in rows]
+        return [self._artifact(row) for row in self._artifact_rows(artifact_ids)]
+
+    def _artifact(self, row: Mapping[str, Any]) -> Artifact:
+        return Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])})
 
     def _artifact_rows(self, artifact_ids: Sequence[str]) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -334,6 +341,16 @@ class Catalog:
             raise StorageError(f"no version {version} of the catalog: it has 0 to {self.version()}")
         return query_tables(self._tables, query, version=version)
 
+    def compact(self) -> dict[str, tuple[int, int]]:
+        """Merge the small files of every table and index all rows: table -> files that there were and are.
+
+        Recording runs does this by itself, little by little; every version stays readable.
+
+        Raises:
+            StorageError: if a table cannot be written.
+        """
+        return {name: table.compact() for name, table in self._tables.items()}
+
     def version(self) -> int:
         """Return the latest version: it grows with every run that is recorded; 0 for an empty catalog."""
         return self._tables["runs"].version()
@@ -343,10 +360,11 @@ class Catalog:
             raise StorageError(f"no table {name!r} in the catalog: expected one of {', '.join(self._tables)}")
         return self._tables[name]
 
-    def _require_artifacts(self, inputs: Mapping[str, str]) -> None:
-        known = {row["artifact_id"] for row in self._tables["artifacts"].scan_in("artifact_id", inputs.values())}
+    def _require_artifacts(self, inputs: Mapping[str, str]) -> list[Artifact]:
+        rows = {row["artifact_id"]: row for row in self._tables["artifacts"].scan_in("artifact_id", inputs.values())}
         for name, artifact_id in inputs.items():
-            if artifact_id not in known:
+            if artifact_id not in rows:
                 raise StorageError(f"input {name!r} is {artifact_id!r}: no such artifact; register it before the run")
             if name in ("code", "environment"):
                 raise StorageError(f"input {name!r}: the catalog adds code and environment itself; leave it out")
+        return [self._artifact(row) for row in rows.values()]

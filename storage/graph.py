@@ -143,30 +143,32 @@ def walk(tables: Mapping[str, Table], any_id: str, direction: str) -> LineageGra
     root = _resolve(tables, any_id)
     # Up: an artifact leads to the runs that made it, a run to what it read. Down: the other way about.
     of_artifact, of_run = ("output", "input") if direction == "up" else ("input", "output")
-    nodes: dict[str, LineageNode] = {}
-    edges: dict[LineageEdge, None] = {}  # ordered, each once
+    reached, edges = {root: None}, dict[LineageEdge, None]()  # ordered, each once
     artifacts, runs = ({root}, set[str]()) if not root.startswith("run-") else (set[str](), {root})
+    known = _run_nodes(tables, runs)
     while artifacts or runs:
-        nodes.update(_artifact_nodes(tables, artifacts))
-        nodes.update(_run_nodes(tables, runs))
-        next_runs = _published(tables, tables["edges"].scan_in("artifact_id", artifacts, f"role = '{of_artifact}'"))
-        next_artifacts = _published(tables, tables["edges"].scan_in("run_id", runs, f"role = '{of_run}'"))
-        edges.update(dict.fromkeys(_edge(row) for row in [*next_runs, *next_artifacts]))
-        runs = {edge["run_id"] for edge in next_runs} - set(nodes)
-        artifacts = {edge["artifact_id"] for edge in next_artifacts} - set(nodes)
+        steps = tables["edges"].scan_in("artifact_id", artifacts, f"role = '{of_artifact}'")
+        steps += tables["edges"].scan_in("run_id", runs, f"role = '{of_run}'")
+        known |= _run_nodes(tables, {step["run_id"] for step in steps} - known.keys())
+        steps = [step for step in steps if _is_published(step, known)]
+        edges.update(dict.fromkeys(map(_edge, steps)))
+        artifacts, runs = ({step[column] for step in steps} - reached.keys() for column in ("artifact_id", "run_id"))
+        reached.update(dict.fromkeys([step[column] for step in steps for column in ("artifact_id", "run_id")]))
+    nodes = _artifact_nodes(tables, reached.keys() - known.keys()) | known
     if root not in nodes:
         raise StorageError(f"nothing recorded under {root}: its run did not complete")
-    return LineageGraph(root=root, direction=direction, nodes=nodes, edges=tuple(edges))
+    return LineageGraph(
+        root=root,
+        direction=direction,
+        nodes={name: nodes[name] for name in reached if name in nodes},
+        edges=tuple(edges),
+    )
 
 
-def _published(tables: Mapping[str, Table], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out edges of runs without a row, whose writer died, and outputs of runs that failed in the end."""
-    runs = _run_nodes(tables, {row["run_id"] for row in rows})
-    return [
-        row
-        for row in rows
-        if row["run_id"] in runs and (row["role"] == "input" or runs[row["run_id"]].facts["outcome"] in MADE)
-    ]
+def _is_published(edge: Mapping[str, Any], runs: Mapping[str, LineageNode]) -> bool:
+    """Whether it counts: not of a run without a row, whose writer died, nor an output of one that failed in the end."""
+    run = runs.get(edge["run_id"])
+    return run is not None and (edge["role"] == "input" or run.facts["outcome"] in MADE)
 
 
 def _edge(row: Mapping[str, Any]) -> LineageEdge:
@@ -202,8 +204,8 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
         raise StorageError(f"{any_id!r} is no id: expected letters, digits, '-' and '_'")
     found = _matches(tables, f"= {quote(any_id)}")
     if not found and len(any_id) >= _SHORTEST_PREFIX:
-        # "_" stands for any character in LIKE, and ids have it.
-        found = _matches(tables, None, prefix=any_id)
+        # A range, which an index serves; "~" comes after every character of an id.
+        found = _matches(tables, f"BETWEEN {quote(any_id)} AND {quote(any_id + '~')}")
     if not found:
         hint = (
             "" if len(any_id) >= _SHORTEST_PREFIX else f"; a shortened id needs at least {_SHORTEST_PREFIX} characters"
@@ -216,16 +218,13 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
     return found.pop()
 
 
-def _matches(tables: Mapping[str, Table], equals: str | None, prefix: str = "") -> set[str]:
-    def where(column: str) -> str:
-        return f"{column} {equals}" if equals is not None else f"starts_with({column}, {quote(prefix)})"
-
-    found = set(tables["artifacts"].scan(where("artifact_id"), ["artifact_id"])["artifact_id"].to_pylist())
+def _matches(tables: Mapping[str, Table], condition: str) -> set[str]:
+    found = set(tables["artifacts"].scan(f"artifact_id {condition}", ["artifact_id"])["artifact_id"].to_pylist())
     for column in ("run_id", "mlflow_run_id"):
         # A skipped run stands for the run whose results it used.
-        rows = tables["runs"].scan(where(column), ["run_id", "reused_run_id"]).to_pylist()
+        rows = tables["runs"].scan(f"{column} {condition}", ["run_id", "reused_run_id"]).to_pylist()
         found |= {row["reused_run_id"] or row["run_id"] for row in rows}
-    curves = tables["curves"].scan(where("mlflow_run_id"), ["curve_id", "run_id"]).to_pylist()
+    curves = tables["curves"].scan(f"mlflow_run_id {condition}", ["curve_id", "run_id"]).to_pylist()
     runs = _run_nodes(tables, {row["run_id"] for row in curves})
     completed = {name for name, run in runs.items() if run.facts["outcome"] == "completed"}
     return found | {row["curve_id"] for row in curves if row["run_id"] in completed}

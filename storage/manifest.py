@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,14 +131,20 @@ class Manifest:
     """The manifest at a place.
 
     Attributes:
-        uri: folder of its Lance table.
+        uri: folder or URL of its Lance table.
+        options: what Lance has to know to reach it.
     """
 
     uri: str
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def _table(self) -> Table:
-        return Table(name="manifest", uri=self.uri, schema=SCHEMA)
+        return Table(name="manifest", uri=self.uri, schema=SCHEMA, options=self.options, indexed=("collection",))
+
+    def create(self) -> None:
+        """Make it empty, at a place that nobody else can know of yet."""
+        self._table.create()
 
     def version(self) -> int:
         """Return the latest version; 0 if nothing was ever committed."""

@@ -192,3 +192,16 @@ TABLES: Mapping[str, pa.Schema] = {
 
 # What is registered once: the column that names it.
 UNIQUE: Mapping[str, str] = {"artifacts": "artifact_id", "models": "model_id"}
+
+# The columns that rows are looked up by.
+INDEXED: Mapping[str, tuple[str, ...]] = {
+    "artifacts": ("artifact_id",),
+    "runs": ("run_id", "stage_key", "mlflow_run_id"),
+    "edges": ("run_id", "artifact_id"),
+    "samples": ("run_id",),
+    "heads": ("run_id",),
+    "head_costs": ("run_id",),
+    "curves": ("run_id", "curve_id", "mlflow_run_id"),
+    "scores": ("run_id",),
+    "metrics": ("run_id",),
+}

@@ -13,7 +13,7 @@ from storage.errors import StorageError
 from storage.graph import MADE
 from storage.schemas import UNIQUE
 from storage.tables import Table, one_line
-from storage.views import MACROS, VIEWS
+from storage.views import MACROS, PLACED, VIEWS
 
 if TYPE_CHECKING:
     import duckdb
@@ -48,6 +48,7 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
         # The other views refer to `runs`, and some, of an earlier version, to `edges`.
         for name in sorted(tables, key=lambda name: (name != "runs", name != "edges")):
             _create_view(connection, name, tables[name], version)
+        _create_order_of_runs(connection, tables["runs"], version)
         _create_ready_made(connection)
         for setting in _SHUT:
             connection.execute(setting)
@@ -115,6 +116,15 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table,
     elif "run_id" in columns and name != "runs":
         rows = rows.filter(_COMPLETED)
     rows.create_view(name)
+
+
+def _create_order_of_runs(connection: duckdb.DuckDBPyConnection, runs: Table, version: int | None) -> None:
+    placed = connection.from_arrow(runs.places("run_id", version)).project("run_id, _rowid AS place")
+    schema, _, name = PLACED.partition(".")
+    # In a schema of its own, it is no table of the catalog that SHOW TABLES would list.
+    connection.execute(f"CREATE SCHEMA {schema}; USE {schema}")
+    placed.create_view(name)
+    connection.execute("USE main")
 
 
 def _create_ready_made(connection: duckdb.DuckDBPyConnection) -> None:

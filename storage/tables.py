@@ -5,6 +5,7 @@ Shared by the manifest of the trace store and by the catalog. It knows no table'
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import random
@@ -12,18 +13,24 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage import compaction
 from storage.errors import StorageError
 
 _ATTEMPTS = 8
 _IN_LIST = 500
+_FILES_AT_MOST = 64
+_PLACE = "_rowid"  # Lance's name for it
 _RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
 _LANCE_ERRORS = (OSError, ValueError, RuntimeError)
 
@@ -34,13 +41,17 @@ class Table:
 
     Attributes:
         name: name for messages.
-        uri: folder of the table.
+        uri: folder or URL of the table.
         schema: its columns.
+        options: what Lance has to know to reach it.
+        indexed: columns that rows are looked up by.
     """
 
     name: str
     uri: str
     schema: pa.Schema
+    options: Mapping[str, str] = field(default_factory=dict)
+    indexed: tuple[str, ...] = ()
 
     def dataset(self, version: int | None = None) -> Any | None:
         """Open the table, or return None if nothing was ever appended.
@@ -48,10 +59,10 @@ class Table:
         Raises:
             StorageError: if the table is damaged or has no such version.
         """
-        if not Path(self.uri).exists():
+        if "://" not in self.uri and not Path(self.uri).exists():
             return None
         try:
-            return _lance().dataset(self.uri, version=version)
+            return _lance().dataset(self.uri, version=version, storage_options=dict(self.options))
         except _LANCE_ERRORS as error:
             which = "" if version is None else f" at version {version}"
             raise self._error(f"cannot be opened{which}", error) from error
@@ -62,11 +73,23 @@ class Table:
         return 0 if dataset is None else int(dataset.version)
 
     def version_at(self, time: dt.datetime) -> int:
-        """Return the version that was the latest at a time; 0 if there was none. A naive time is in UTC."""
+        """Return the version that was the latest at a time; 0 if there was none. A naive time is in UTC.
+
+        Versions are in the order of commits, so where a clock jumped back their times are not: of several answers this
+        is one, never an earlier version for a later time, and the latest as soon as its own time has come.
+        """
         dataset = self.dataset()
         moment = time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
-        known = [] if dataset is None else dataset.versions()  # their times are naive and local
-        return max((entry["version"] for entry in known if entry["timestamp"].astimezone() <= moment), default=0)
+        # Halving looks at a few versions; to ask all for their times takes seconds where there are thousands.
+        known = [] if dataset is None else [ref["version"] for ref in dataset.version_refs()]
+        place = 0 if not known or self._committed_at(dataset, known[-1]) > moment else len(known)
+        if known and not place:
+            place = bisect_right(known, moment, key=lambda version: self._committed_at(dataset, version))
+        return known[place - 1] if place else 0
+
+    def _committed_at(self, dataset: Any, version: int) -> dt.datetime:
+        moment: dt.datetime = dataset.checkout_version(version).get_version()["timestamp"]  # naive and local
+        return moment.astimezone()
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows in one commit; concurrent appends all succeed, in some order.
@@ -75,20 +98,38 @@ class Table:
             StorageError: if a row does not fit the schema or the table cannot be written.
         """
         if rows:
-            self._commit(to_arrow(self.name, rows, self.schema))
+            self.append_arrow(to_arrow(self.name, rows, self.schema))
 
-    def _commit(self, content: pa.Table) -> None:
+    def append_arrow(self, content: pa.Table) -> None:
+        """Append a table of this schema in one commit, as `append` does with rows.
+
+        Now and then this also merges what many appends have left.
+
+        Raises:
+            StorageError: if the table cannot be written.
+        """
         dataset = self.dataset() or self._create()
+        dataset = self._commit(dataset, lambda latest: latest.insert(content, mode="append"), "cannot be written")
+        # Of many writers at once, the one whose commit makes it so many files does the work, and the others go on.
+        if len(dataset.get_fragments()) % _FILES_AT_MOST == 0:
+            # What is appended is there, whatever becomes of this; the next one to make it so many files tries again.
+            with contextlib.suppress(*_LANCE_ERRORS):
+                compaction.merge_files(dataset, all_files=False)
+                compaction.bring_indexes_up(dataset, self.indexed, all_rows=False)
+
+    def _commit(self, dataset: Any, change: Callable[[Any], object], failure: str) -> Any:
+        """Change a dataset, again on its latest version while others are quicker, and return it as it is then."""
         for attempt in range(_ATTEMPTS):
             try:
-                dataset.insert(content, mode="append")
-                return
+                change(dataset)
+                return dataset
             except _LANCE_ERRORS as error:
                 # Lance rebases appends itself; only when it gave up is there a conflict left.
                 if attempt == _ATTEMPTS - 1 or "conflict" not in str(error).lower():
-                    raise self._error("cannot be written", error) from error
+                    raise self._error(failure, error) from error
             time.sleep(random.uniform(0, 0.02 * 2**attempt))
             dataset = self.dataset()
+        return dataset
 
     def _create(self) -> Any:
         """Make the table empty, elsewhere, and move it into place; whoever comes second finds it there.
@@ -98,18 +139,36 @@ class Table:
         """
         place, draft = Path(self.uri), f"{self.uri}.tmp-{uuid.uuid4().hex}"
         try:
-            _lance().write_dataset(self.schema.empty_table(), draft, mode="create")
+            replace(self, uri=draft).create()
             Path(draft).rename(place)  # fails if a folder with content is there
-        except _LANCE_ERRORS as error:
+        except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             if not place.is_dir():
                 raise self._error("cannot be made", error) from error
         return self.dataset()
 
-    def compact(self) -> tuple[int, int]:
-        """Merge the small files that many appends leave; returns how many there were and are.
+    def create(self) -> None:
+        """Make the table empty at a place that nobody else uses.
 
-        Rows and their order stay, and so do earlier versions.
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        try:
+            # Stable row ids grow with the commits: merging files moves rows behind those that others append meanwhile.
+            _lance().write_dataset(
+                self.schema.empty_table(),
+                self.uri,
+                mode="create",
+                storage_options=dict(self.options),
+                enable_stable_row_ids=True,
+            )
+        except _LANCE_ERRORS as error:
+            raise self._error("cannot be made", error) from error
+
+    def compact(self) -> tuple[int, int]:
+        """Merge all small files and index all rows; returns how many files there were and are.
+
+        Appending does this by itself, little by little. Rows and their order stay, and so do earlier versions.
 
         Raises:
             StorageError: if the table cannot be written.
@@ -118,11 +177,12 @@ class Table:
         if dataset is None:
             return 0, 0
         before = len(dataset.get_fragments())
-        try:
-            dataset.optimize.compact_files()
-        except _LANCE_ERRORS as error:
-            raise self._error("cannot be compacted", error) from error
-        return before, len(dataset.get_fragments())
+
+        def change(latest: Any) -> None:
+            compaction.merge_files(latest, all_files=True)
+            compaction.bring_indexes_up(latest, self.indexed, all_rows=True)
+
+        return before, len(self._commit(dataset, change, "cannot be compacted").get_fragments())
 
     def scan(
         self, where: str | None = None, columns: Sequence[str] | None = None, version: int | None = None
@@ -142,17 +202,41 @@ class Table:
         if dataset is None:
             return pa.schema([self.schema.field(name) for name in names]).empty_table()
         try:
-            return dataset.to_table(columns=names, filter=where)
+            return _in_order(dataset.to_table(columns=names, filter=where, with_row_id=True))
         except _LANCE_ERRORS as error:
             raise self._error("cannot be read", error) from error
 
-    def scan_in(self, column: str, values: Iterable[str], where: str = "true") -> list[dict[str, Any]]:
-        """Read the rows whose ``column`` is one of ``values`` and that satisfy ``where``."""
+    def places(self, column: str, version: int | None = None) -> Any:
+        """Return each row's ``column`` and its place in the order of commits, ``_rowid``, to be read when it is needed.
+
+        Raises:
+            StorageError: if the table is damaged or has no such version.
+        """
+        dataset = self.dataset(version) if version != 0 else None
+        if dataset is None:
+            return pa.table([pa.array([], pa.string()), pa.array([], pa.uint64())], [column, _PLACE])
+        return dataset.scanner(columns=[column], with_row_id=True)
+
+    def scan_in(
+        self, column: str, values: Iterable[str], where: str = "true", columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Read the rows whose ``column`` is one of ``values`` and that satisfy ``where``, in the order of commits.
+
+        Args:
+            column: a column of text.
+            values: what it may be.
+            where: SQL condition on the columns.
+            columns: columns to read, ``column`` among them; all by default.
+        """
         wanted = sorted(set(values))
-        rows: list[dict[str, Any]] = []
-        for start in range(0, len(wanted), _IN_LIST):
-            names = ", ".join(quote(value) for value in wanted[start : start + _IN_LIST])
-            rows.extend(self.scan(f"{column} IN ({names}) AND {where}").to_pylist())
+        if not wanted:
+            return []
+        if len(wanted) <= _IN_LIST:
+            found = self.scan(f"{column} IN ({', '.join(map(quote, wanted))}) AND {where}", columns)
+        else:  # so many look-ups take longer than reading all
+            found = self.scan(where, columns)
+            found = found.filter(pc.is_in(found[column], value_set=pa.array(wanted)))
+        rows: list[dict[str, Any]] = found.to_pylist()
         return rows
 
     def _error(self, what: str, error: Exception) -> StorageError:
@@ -177,6 +261,14 @@ def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) ->
         return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise StorageError(f"table {name}: a value does not fit its column: {one_line(error)}") from error
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Sort rows by their place in the order of commits, where they are not, and drop it."""
+    places = rows[_PLACE].to_numpy()
+    if (places[1:] < places[:-1]).any():
+        rows = rows.take(np.argsort(places))
+    return rows.drop_columns(_PLACE)
 
 
 def quote(value: str) -> str:

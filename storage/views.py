@@ -22,32 +22,43 @@ class View:
     query: str
 
 
-def _walk(*, known: str, found: str) -> str:
-    """Artifacts that steps from column `known` to column `found` lead to, the first one included."""
+# Runs with their place in the order in which they were recorded, since clocks may jump; `storage.sql` makes it.
+PLACED = "recorded.runs"
+_CURVE = "model_id, method, benchmark, setting, seed"
+
+
+def _walk(*, first: str, second: str) -> str:
+    """Artifacts that lead on from one over edges of the role `first`, then, from a run, of the role `second`.
+
+    The links are laid out once: within the recursion each step would work out the view `edges` again.
+    """
     return f"""
-        WITH RECURSIVE reached(artifact_id) AS (
-            SELECT id UNION SELECT {found} FROM lineage_steps JOIN reached ON {known} = artifact_id
+        WITH RECURSIVE links AS MATERIALIZED (
+            SELECT artifact_id AS known, run_id AS found FROM edges WHERE role = '{first}'
+            UNION ALL SELECT run_id, artifact_id FROM edges WHERE role = '{second}'
+        ), reached(name) AS (
+            SELECT id UNION SELECT found FROM links JOIN reached ON known = name
         )
-        SELECT artifacts.* FROM artifacts JOIN reached USING (artifact_id)
+        SELECT artifacts.* FROM artifacts JOIN reached ON artifact_id = reached.name
     """
 
 
 VIEWS: Mapping[str, View] = {
     "latest_curves": View(
         description="curves of the newest evaluation of each model, method, benchmark, setting and seed",
-        query="""
-            WITH evaluations AS (
-                SELECT evaluation_id, max(ended_at) AS ended_at FROM curves JOIN runs USING (run_id) GROUP BY ALL
+        query=f"""
+            WITH newest AS MATERIALIZED (
+                SELECT {_CURVE}, arg_max(run_id, place) AS run_id
+                FROM curves JOIN {PLACED} USING (run_id) GROUP BY {_CURVE}
             )
-            SELECT curves.* FROM curves JOIN evaluations USING (evaluation_id)
-            QUALIFY ended_at = max(ended_at) OVER (PARTITION BY model_id, method, benchmark, setting, seed)
+            SELECT curves.* FROM curves SEMI JOIN newest USING (run_id, {_CURVE})
         """,
     ),
     "worst_heads": View(
         description="heads by held-out cost, worst first, of the newest policy set of each model",
-        query="""
-            SELECT heads.* FROM heads JOIN runs USING (run_id)
-            QUALIFY ended_at = max(ended_at) OVER (PARTITION BY model_digest)
+        query=f"""
+            SELECT heads.* FROM heads JOIN {PLACED} USING (run_id)
+            QUALIFY place = max(place) OVER (PARTITION BY model_digest)
             ORDER BY heldout_cost DESC
         """,
     ),
@@ -70,10 +81,10 @@ VIEWS: Mapping[str, View] = {
 MACROS: Mapping[str, View] = {
     "lineage_up(id)": View(
         description="everything that an artifact came from: SELECT * FROM lineage_up('curve-...')",
-        query=_walk(known="made", found="source"),
+        query=_walk(first="output", second="input"),
     ),
     "lineage_down(id)": View(
         description="everything that came from an artifact: SELECT * FROM lineage_down('model-...')",
-        query=_walk(known="source", found="made"),
+        query=_walk(first="input", second="output"),
     ),
 }
