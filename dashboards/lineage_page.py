@@ -5,7 +5,7 @@ drawing and its tooltips are still there. All text from the catalog is set as te
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from string import Template
 from typing import Any
@@ -109,7 +109,8 @@ def render_lineage_page(graph: LineageGraph) -> str:
     drawing = draw_lineage(graph)
     shown = {node.id for group in drawing.groups for node in group}
     aside = [node for node in graph.nodes.values() if node.id not in shown]
-    records = [[_record(graph, node) for node in group] for group in [*drawing.groups, *([node] for node in aside)]]
+    ends = _ends(graph)
+    records = [[_record(node, ends) for node in group] for group in [*drawing.groups, *([node] for node in aside)]]
     text = json.dumps(records, default=str, separators=(",", ":"), ensure_ascii=False)
     return _PAGE.substitute(
         title=escape(drawing.title),
@@ -119,12 +120,17 @@ def render_lineage_page(graph: LineageGraph) -> str:
     )
 
 
-def _record(graph: LineageGraph, node: LineageNode) -> dict[str, Any]:
-    record = {"id": node.id, "kind": node.kind, "name": node.name, **node.facts}
-    if node.kind == "run":
-        record["inputs"] = {edge.name: edge.source for edge in graph.edges if edge.target == node.id}
-        record["outputs"] = {edge.name: edge.target for edge in graph.edges if edge.source == node.id}
-    return record
+def _ends(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
+    """Run -> its inputs and outputs, each by name."""
+    ends: dict[str, dict[str, dict[str, str]]] = {}
+    for edge in graph.edges:
+        run, artifact = (edge.target, edge.source) if edge.role == "input" else (edge.source, edge.target)
+        ends.setdefault(run, {"inputs": {}, "outputs": {}})[f"{edge.role}s"][edge.name] = artifact
+    return ends
+
+
+def _record(node: LineageNode, ends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {"id": node.id, "kind": node.kind, "name": node.name, **node.facts, **ends.get(node.id, {})}
 
 
 def _note(drawing: Drawing, aside: Sequence[LineageNode]) -> str:

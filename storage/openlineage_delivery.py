@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError
-from storage.recorded_runs import RecordedRun, recorded_runs, with_artifacts
-from storage.tables import one_line
+from storage.recorded_runs import RecordedRun, in_hand
+from storage.tables import one_line, quote
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
 
+    from storage.artifacts import Artifact
     from storage.catalog import Catalog
     from storage.home import Home
     from storage.recording import RunRecorder
@@ -62,20 +63,26 @@ _SILENCE = _Silence()
 
 
 @contextmanager
-def announced(catalog: Catalog, home: Home, run: RunRecorder) -> Iterator[None]:
-    """Tell of the start of the run that the block is, and of its end as the catalog then has it."""
+def announced(catalog: Catalog, home: Home, run: RunRecorder, known: Sequence[Artifact]) -> Iterator[None]:
+    """Tell of the start of the run that the block is, and of its end as the catalog then has it.
+
+    Args:
+        catalog: the catalog that the block writes the run to.
+        home: its home.
+        run: the run.
+        known: the artifacts that it reads, but for its surroundings.
+    """
     if _disabled():
         yield
         return
     with _never_the_failure_of_a_run():
-        (starting,) = with_artifacts(catalog, [(run.row(), run.edges(with_outputs=False))])
-        _announce(home, starting, has_ended=False)
+        _announce(home, in_hand(run, run.row(), known), has_ended=False)
     try:
         yield
     finally:
         with _never_the_failure_of_a_run():
-            for ended in recorded_runs(catalog, [run.run_id]):
-                _announce(home, ended, has_ended=True)
+            for row in catalog.rows("runs", f"run_id = {quote(run.run_id)}"):
+                _announce(home, in_hand(run, row, known), has_ended=True)
 
 
 def event_lines(events: Sequence[RunEvent]) -> str:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from storage.artifacts import Artifact
+from storage.graph import MADE
 from storage.tables import quote
 
 if TYPE_CHECKING:
     from storage.catalog import Catalog
+    from storage.recording import RunRecorder
 
 Row = Mapping[str, Any]
 
@@ -51,45 +53,42 @@ def recorded_runs(catalog: Catalog, run_ids: Collection[str] | None = None) -> l
     Raises:
         StorageError: if the catalog cannot be read.
     """
-    where = None if run_ids is None else f"run_id IN ({', '.join(map(quote, sorted(run_ids)))})"
     if run_ids is not None and not run_ids:
         return []
+    where = None if run_ids is None else f"run_id IN ({', '.join(map(quote, sorted(run_ids)))})"
     edges: dict[str, list[Row]] = {}
     for edge in catalog.rows("edges", where):
         edges.setdefault(edge["run_id"], []).append(edge)
-    runs = [(row, edges.get(row["run_id"], [])) for row in catalog.rows("runs", where)]
-    made_curves = any(edge["artifact_id"].startswith("curve-") for _, of_run in runs for edge in of_run)
-    points = catalog.rows("curves", where, ["curve_id"]) if made_curves else []
-    return with_artifacts(catalog, runs, Counter(str(row["curve_id"]) for row in points))
-
-
-def with_artifacts(
-    catalog: Catalog, runs: Sequence[tuple[Row, Sequence[Row]]], num_points: Mapping[str, int] | None = None
-) -> list[RecordedRun]:
-    """Put rows of `runs`, each with its rows of `edges`, together with their artifacts.
-
-    Raises:
-        StorageError: if an artifact is not registered.
-    """
-    names = sorted({str(edge["artifact_id"]) for _, edges in runs for edge in edges})
+    names = sorted({str(edge["artifact_id"]) for of_run in edges.values() for edge in of_run})
     artifacts = dict(zip(names, catalog.artifacts(names), strict=True))
+    points = Counter(row["curve_id"] for row in catalog.rows("curves", where, ["curve_id"], outcomes=MADE))
 
-    def of_role(row: Row, edges: Sequence[Row], role: str) -> dict[str, Artifact]:
-        # A run may fail while its outputs are written down: these were never published.
-        counts = role == "input" or row["outcome"] != "failed"
-        return {edge["name"]: artifacts[edge["artifact_id"]] for edge in edges if edge["role"] == role and counts}
+    def of_role(row: Row, role: str) -> dict[str, Artifact]:
+        of_run = edges.get(row["run_id"], [])
+        return {edge["name"]: artifacts[edge["artifact_id"]] for edge in of_run if edge["role"] == role}
 
-    counts = num_points or {}
-    found = []
-    for row, edges in runs:
-        outputs = of_role(row, edges, "output")
-        made = {artifact.artifact_id for artifact in outputs.values()}
-        found.append(
-            RecordedRun(
-                row=row,
-                inputs=of_role(row, edges, "input"),
-                outputs=outputs,
-                num_points={name: counts[name] for name in counts if name in made},
-            )
-        )
-    return found
+    return [
+        _recorded(row, of_role(row, "input"), of_role(row, "output"), points) for row in catalog.rows("runs", where)
+    ]
+
+
+def in_hand(run: RunRecorder, row: Row, known: Sequence[Artifact]) -> RecordedRun:
+    """Return a run of this process as `recorded_runs` will, without reading it back.
+
+    Args:
+        run: the run.
+        row: its row in the table `runs`; before its end as it would be now.
+        known: the artifacts that it reads, but for its surroundings.
+    """
+    artifacts = {artifact.artifact_id: artifact for artifact in (*known, *run.surroundings)}
+    inputs = {edge["name"]: artifacts[edge["artifact_id"]] for edge in run.edges(with_outputs=False)}
+    return _recorded(row, inputs, run.outputs, Counter(line["curve_id"] for line in run.result_rows.get("curves", [])))
+
+
+def _recorded(
+    row: Row, inputs: Mapping[str, Artifact], outputs: Mapping[str, Artifact], points: Mapping[str, int]
+) -> RecordedRun:
+    published = outputs if row["outcome"] in MADE else {}  # a run may fail while its outputs are written down
+    made = {artifact.artifact_id for artifact in published.values()}
+    counts = {name: points[name] for name in sorted(made) if name in points}
+    return RecordedRun(row=row, inputs=inputs, outputs=published, num_points=counts)
