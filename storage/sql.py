@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 _SHUT = (
     "SET TimeZone = 'UTC'",
+    "SET temp_directory = ''",  # or what does not fit into memory would go to a folder where the process runs
     "SET enable_external_access = false",
     "SET python_enable_replacements = false",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET lock_configuration = true",
 )
+_MOST_ROWS = 20_000_000
 _COMPLETED = "run_id IN (SELECT run_id FROM runs WHERE outcome = 'completed')"
 
 
@@ -53,7 +55,8 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
         for setting in _SHUT:
             connection.execute(setting)
         try:
-            return _with_unique_names(connection.sql(query).to_arrow_table())
+            # As a query within a query it also has columns of different names: `name` and `name_1`.
+            answer = connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table()
         except RuntimeError as error:
             if "interrupted" in str(error).lower():  # DuckDB (1.5) says so in place of KeyboardInterrupt
                 raise KeyboardInterrupt from error
@@ -61,18 +64,9 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
         except duckdb.Error as error:
             hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
             raise StorageError(f"SQL: {one_line(error)}{hint}") from error
-
-
-def _with_unique_names(answer: pa.Table) -> pa.Table:
-    """Two columns of one name become `name` and `name_2`: rows are mappings for most who read them."""
-    names: list[str] = []
-    for name in answer.column_names:
-        count, unique = 1, name
-        while unique in names:
-            count += 1
-            unique = f"{name}_{count}"
-        names.append(unique)
-    return answer.rename_columns(names)
+    if answer.num_rows > _MOST_ROWS:
+        raise StorageError(f"SQL: the answer has more than {_MOST_ROWS:,} rows: add conditions, a LIMIT or a GROUP BY")
+    return answer
 
 
 def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> None:
@@ -90,9 +84,13 @@ def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> Non
         raise StorageError(f"SQL: {len(statements)} statements, expected one query")
     # PIVOT is a MULTI statement; nothing that it expands to can leave the memory of this connection.
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI)
-    if statements[0].type not in allowed:
-        kind = str(statements[0].type).rpartition(".")[2]
-        raise StorageError(f"SQL: {kind} is refused, the catalog can only be read; expected a SELECT")
+    try:
+        kind = statements[0].type
+    except ValueError:  # a kind that DuckDB's Python side does not know, such as UPDATE EXTENSIONS
+        kind = None
+    if kind not in allowed:
+        name = str(kind).rpartition(".")[2] if kind else "this kind of statement"
+        raise StorageError(f"SQL: {name} is refused, the catalog can only be read; expected a SELECT")
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table, version: int | None) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -80,8 +81,8 @@ def test_the_catalog_is_as_it_was_at_a_version_or_time(filled: Catalog) -> None:
 
 
 def test_columns_of_one_name_keep_their_values(filled: Catalog) -> None:
-    query = "SELECT a.budget, b.budget, 7 AS budget_2 FROM curves a JOIN curves b ON a.budget < b.budget LIMIT 1"
-    assert filled.sql(query).to_pylist() == [{"budget": 64, "budget_2": 128, "budget_2_2": 7}]
+    query = "SELECT a.budget, b.budget, 7 AS budget_1 FROM curves a JOIN curves b ON a.budget < b.budget LIMIT 1"
+    assert filled.sql(query).to_pylist() == [{"budget": 64, "budget_1": 128, "budget_1_1": 7}]
 
 
 def test_a_query_that_is_no_text_is_one_line(filled: Catalog) -> None:
@@ -135,6 +136,28 @@ def test_questions_are_answered(filled: Catalog) -> None:
         "SELECT * FROM glob('{place}/*')",
         "SELECT * FROM read_text('{place}/secret.csv')",
         "SELECT * FROM read_csv('http://127.0.0.1:9/x.csv')",
+        "SELECT * FROM read_blob('{place}/secret.csv')",
+        "SELECT * FROM read_json('{place}/secret.csv')",
+        "SELECT * FROM sniff_csv('{place}/secret.csv')",
+        "SELECT * FROM parquet_metadata('{place}/secret.csv')",
+        "SELECT * FROM duckdb_extensions()",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM enable_logging()",
+        "SELECT * FROM query('COPY curves TO ''{place}/out.csv''')",
+        "EXPLAIN ANALYZE COPY curves TO '{place}/out.csv'",
+        "WITH new AS (INSERT INTO runs SELECT * FROM runs RETURNING *) SELECT * FROM new",
+        "IMPORT DATABASE '{place}'",
+        "UPDATE EXTENSIONS",
+        "CREATE SECRET mine (TYPE S3)",
+        "CREATE MACRO mine() AS 1",
+        "SET VARIABLE mine = 1",
+        "USE memory",
+        "PREPARE mine AS SELECT 1",
+        "BEGIN",
+        "CHECKPOINT",
+        "SELECT ?",
+        "SELECT * FROM range(100_000_000_000)",
+        "SELECT * FROM lineage_up('x'; DROP VIEW curves; --')",
         "SELECT * FROM filled",  # a Python variable of the caller
         "SELECT 1; DROP VIEW curves",
         "SELEC 1",
@@ -155,6 +178,44 @@ def test_wrong_and_forbidden_queries_are_one_line_and_change_nothing(
     assert "\n" not in str(caught.value)
     assert sorted(path for path in tmp_path.rglob("*")) == before
     assert filled.sql("SELECT count(*) AS n FROM curves").to_pylist() == [{"n": 4}]
+
+
+def test_what_does_not_fit_into_memory_leaves_no_files(filled: Catalog) -> None:
+    assert filled.sql("SELECT current_setting('temp_directory') AS place").to_pylist() == [{"place": ""}]
+
+
+def test_quotes_in_an_id_are_part_of_it(filled: Catalog) -> None:
+    for name in ("it''s", 'a"b', "'' OR ''1''=''1"):
+        assert filled.sql(f"FROM lineage_up('{name}')").num_rows == 0
+
+
+def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home) -> None:
+    code = (
+        "import sys; from storage.home import Home; from storage.catalog import Catalog;"
+        "catalog = Catalog(Home.open(sys.argv[1], create=False)); print(catalog.sql('SELECT 1').num_rows, flush=True);"
+        "catalog.sql('SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(home.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "1\n"
+        time.sleep(0.5)  # it would run for hours
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_the_newest_is_what_was_recorded_last_even_if_a_clock_went_back(filled: Catalog) -> None:
+    (first,) = filled.rows("runs")
+    (curve,) = filled.rows("curves", "method = 'kvp' AND budget = 64")
+    early = {"started_at": dt.datetime(2020, 1, 1), "ended_at": dt.datetime(2020, 1, 1)}
+    filled.append("runs", [{**first, **early, "run_id": "run-later"}])
+    filled.append("curves", [{**curve, "run_id": "run-later", "evaluation_id": "evaluation-later", "value": 7.0}])
+    newest = filled.sql("SELECT DISTINCT evaluation_id, method FROM latest_curves ORDER BY method").to_pylist()
+    assert newest == [
+        {"evaluation_id": "evaluation-1", "method": "h2o"},
+        {"evaluation_id": "evaluation-later", "method": "kvp"},
+    ]
 
 
 def test_an_unknown_table_is_answered_with_the_known_ones(catalog: Catalog) -> None:
