@@ -21,9 +21,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.recorded_runs import RecordedRun, in_hand
-from storage.tables import one_line, quote
+from storage.tables import quote
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -55,7 +55,7 @@ class _Silence:
             self.said = True
             _LOGGER.warning(
                 "OpenLineage events are not delivered (%s); `kvp openlineage --send` sends them later",
-                one_line(error),
+                one_line(error, limit=160),
             )
 
 

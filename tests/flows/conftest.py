@@ -140,7 +140,7 @@ def kvp_here(
     from flows.cli import main
 
     del embedded_model_folder  # fetched and converted before, under bars that are not the command's
-    for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME"))]:
+    for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME", "OPENLINEAGE"))]:
         monkeypatch.delenv(name)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.setenv(name, server_environment[name])

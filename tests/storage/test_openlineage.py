@@ -37,13 +37,16 @@ MODEL = Artifact(kind="model", digest=digest_bytes(b"m"), name='a "model" <b>&',
 
 
 @pytest.fixture(autouse=True)
-def _no_receiver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the variables nor the configuration of whoever runs the tests."""
+def _no_receiver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Neither the variables nor the configuration of whoever runs the tests; the client sets variables, too."""
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(openlineage_delivery, "_SILENCE", openlineage_delivery._Silence())
+    yield
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE__")]:
+        del os.environ[name]
 
 
 def record(catalog: Catalog, home: Home, stage: str = "evaluate", fail: BaseException | None = None) -> str:
@@ -146,6 +149,23 @@ def test_a_skipped_run_has_no_events(catalog: Catalog, home: Home) -> None:
     catalog.record_skip(stage="evaluate", stage_key="k" * 64, reused_run_id=run_id)
     assert events_in(home) == before
     assert [len(run_events(recorded)) for recorded in recorded_runs(catalog)] == [2, 0]
+
+
+def test_a_repeated_run_has_made_what_it_made(catalog: Catalog, home: Home) -> None:
+    run_id = record(catalog, home)
+    catalog_run = catalog.record_run(
+        stage="evaluate", stage_key="k" * 64, parameters={}, inputs={}, code_fingerprint="f", repeats=run_id
+    )
+    with catalog_run as run:
+        run.output("curve", artifact("curve", "c"))
+        run.append("curves", [curve_row(artifact("curve", "c").artifact_id, 64, 0.5)])
+    (path,) = (home.path / "openlineage").glob(f"*/{run.run_id}.jsonl")
+    start, end = map(json.loads, path.read_text().splitlines())
+    assert problems(start) + problems(end) == []
+    assert (end["eventType"], end["run"]["facets"]["kvpolicy_stage"]["outcome"]) == ("COMPLETE", "repeated")
+    assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 1
+    (recorded,) = recorded_runs(catalog, [run.run_id])
+    assert event_lines(run_events(recorded)) == path.read_text()
 
 
 def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
