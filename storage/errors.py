@@ -1,5 +1,33 @@
-"""The error that callers of the stores see."""
+"""The error that callers of the stores see, and how errors of the libraries below become one line of it."""
+
+from __future__ import annotations
+
+import re
+
+_RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
+_REMEDIES = (
+    (("AccessDenied", "403", "Unauthenticated", "InvalidAccessKeyId"), "check the AWS_* credentials and their rights"),
+    (("NoSuchBucket", "404"), "make the bucket, or name another place"),
+    (
+        ("error sending request", "credential"),
+        "check AWS_ENDPOINT_URL, AWS_REGION, the AWS_* credentials and the network",
+    ),
+    (("503", "SlowDown", "429"), "the object store is overloaded: run the same command again later"),
+    (("No space left",), "make room, then run the same command again"),
+)
 
 
 class StorageError(Exception):
     """A store that cannot serve the call: one line that says what, where and what to do."""
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """Return the first line of an error's message, shortened."""
+    lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
+    return (lines[0].strip() if lines else type(error).__name__)[:limit]
+
+
+def remedy_for(error: BaseException) -> str:
+    """Return "; what to do" for an error of a place, as far as its text tells."""
+    text = str(error)
+    return next((f"; {remedy}" for signs, remedy in _REMEDIES if any(sign in text for sign in signs)), "")

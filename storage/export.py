@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.manifest import TraceRow
-from storage.tables import one_line
 from storage.traces import TraceStore, TraceTensors
 
 if TYPE_CHECKING:

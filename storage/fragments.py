@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from storage.digests import digest_bytes, digest_json
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line, remedy_for
 from storage.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value, is_fill
-from storage.places import Place, remedy_for
-from storage.tables import one_line
+from storage.places import Place
 
 FOLDER = "fragments"
 COMPRESSIONS = ("none", "zstd", "shuffled_zstd")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.digests import digest_json
-from storage.errors import StorageError
-from storage.tables import one_line
+from storage.errors import StorageError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,20 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError
-from storage.tables import one_line
+from storage.errors import StorageError, one_line, remedy_for
 
 _SCHEME = "s3://"
-_REMEDIES = (
-    (("AccessDenied", "403", "Unauthenticated", "InvalidAccessKeyId"), "check the AWS_* credentials and their rights"),
-    (("NoSuchBucket", "404"), "make the bucket, or name another place"),
-    (
-        ("error sending request", "credential"),
-        "check AWS_ENDPOINT_URL, AWS_REGION, the AWS_* credentials and the network",
-    ),
-    (("503", "SlowDown", "429"), "the object store is overloaded: run the same command again later"),
-    (("No space left",), "make room, then run the same command again"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +189,6 @@ class Place:
             yield
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{self.url}: {what}: {one_line(error)}{remedy_for(error)}") from error
-
-
-def remedy_for(error: BaseException) -> str:
-    """Return "; what to do" for an error of a place, as far as its text tells."""
-    text = str(error)
-    return next((f"; {remedy}" for signs, remedy in _REMEDIES if any(sign in text for sign in signs)), "")
 
 
 def _plain_http() -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 from storage.artifacts import Artifact, code_artifact, environment_artifact
 from storage.digests import canonical_json
 from storage.environment import Environment
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.schemas import TABLES
-from storage.tables import one_line, to_arrow
+from storage.tables import to_arrow
 
 # Rows of these tables belong to the record itself.
 RECORD_TABLES = frozenset({"artifacts", "runs", "edges"})

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.graph import MADE
 from storage.schemas import UNIQUE
-from storage.tables import Table, one_line
+from storage.tables import Table
 from storage.views import MACROS, PLACED, VIEWS
 
 if TYPE_CHECKING:

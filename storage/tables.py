@@ -9,7 +9,6 @@ import contextlib
 import datetime as dt
 import os
 import random
-import re
 import shutil
 import time
 import uuid
@@ -25,13 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage import compaction
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line, remedy_for
 
 _ATTEMPTS = 8
 _IN_LIST = 500
 _FILES_AT_MOST = 64
 _PLACE = "_rowid"  # Lance's name for it
-_RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
 _LANCE_ERRORS = (OSError, ValueError, RuntimeError)
 
 
@@ -108,7 +106,9 @@ class Table:
         Raises:
             StorageError: if the table cannot be written.
         """
-        dataset = self.dataset() or self._create()
+        dataset = self.dataset()
+        if dataset is None:
+            dataset = self._create()
         dataset = self._commit(dataset, lambda latest: latest.insert(content, mode="append"), "cannot be written")
         # Of many writers at once, the one whose commit makes it so many files does the work, and the others go on.
         if len(dataset.get_fragments()) % _FILES_AT_MOST == 0:
@@ -240,7 +240,7 @@ class Table:
         return rows
 
     def _error(self, what: str, error: Exception) -> StorageError:
-        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}")
+        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}{remedy_for(error)}")
 
 
 def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -274,12 +274,6 @@ def _in_order(rows: pa.Table) -> pa.Table:
 def quote(value: str) -> str:
     """Return a SQL text literal."""
     return "'" + value.replace("'", "''") + "'"
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of an error's message, shortened."""
-    lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
-    return (lines[0].strip() if lines else type(error).__name__)[:limit]
 
 
 def _lance() -> ModuleType:

@@ -61,7 +61,7 @@ class FragmentRef:
         num_samples: samples that were handed over.
         num_tokens: their tokens.
         num_bytes: bytes of their tensors.
-        committed: ids of the samples that this write committed; the others had been committed before.
+        committed: ids of the samples that this write found missing and committed, as may another one at the same time.
     """
 
     fragment_id: str

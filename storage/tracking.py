@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.digests import digest_folder, digest_json
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.home import Home
-from storage.tables import one_line
 
 RUN_KEY_TAG = "kvp.run_key"
 POLICY_DIGEST_TAG = "kvp.policy_digest"

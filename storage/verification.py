@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from storage import fragments
-from storage.errors import StorageError
+from storage.errors import StorageError, one_line
 from storage.fragment_content import ARRAYS, head_digests, sample_digest
 from storage.fragments import Fragment
 from storage.manifest import TraceRow
 from storage.places import Place
-from storage.tables import one_line
 
 _READERS = 2
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.errors import StorageError
-from storage.tables import Table, one_line
+from storage.errors import StorageError, one_line
+from storage.tables import Table
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("number", pa.int64())])
 
