@@ -17,7 +17,7 @@ import typer
 
 from flows import lineage_commands, repeat_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
-from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
+from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
 from storage.errors import StorageError
 from storage.home import Home
@@ -41,6 +41,12 @@ TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]
 BudgetsOption = Annotated[str | None, typer.Option(help="Comma-separated budgets in tokens")]
 EstimatorOption = Annotated[str | None, typer.Option(help="exact or rloo")]
+TracesOption = Annotated[
+    str | None,
+    typer.Option(help="Where a new home keeps its traces: a folder or s3://bucket/prefix", metavar="URL"),
+]
+CompressionOption = Annotated[str | None, typer.Option(help="Of stored traces: none, zstd or shuffled_zstd")]
+StoredDtypeOption = Annotated[str | None, typer.Option(help="Of stored keys and values: model or float8_e4m3fn")]
 EssaysOption = Annotated[list[str] | None, typer.Option(help="Text file for the tasks that need prose; repeatable")]
 SquadOption = Annotated[str | None, typer.Option(help="SQuAD v2.0 file, for qa_1")]
 HotpotOption = Annotated[str | None, typer.Option(help="HotpotQA dev distractor file, for qa_2")]
@@ -74,6 +80,9 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         methods: MethodsOption = None,
         budgets: BudgetsOption = None,
         estimator: EstimatorOption = None,
+        traces: TracesOption = None,
+        compression: CompressionOption = None,
+        stored_dtype: StoredDtypeOption = None,
         essays: EssaysOption = None,
         squad: SquadOption = None,
         hotpotqa: HotpotOption = None,
@@ -87,12 +96,14 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
             methods=_listed(methods),
             budgets=_numbers(budgets),
             estimator=estimator,
+            compression=compression,
+            stored_dtype=stored_dtype,
             essays=essays or None,
             squad=squad,
             hotpotqa=hotpotqa,
         )
         choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
-        opened = Home.open(home_path(home))
+        opened = open_home(home, traces=traces)
         point_prefect_at(opened.path)
         with standard_output_kept_clean(), own_server(opened) as wait_for_server:
             from flows import pipeline
@@ -135,13 +146,11 @@ _add_pipeline_command(
 )
 
 
+app.command()(repeat_commands.stale)
+app.command()(repeat_commands.rerun)
 app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
-
-
-app.command()(repeat_commands.stale)
-app.command()(repeat_commands.rerun)
 
 
 @app.command()

@@ -19,6 +19,8 @@ class Choices:
         methods: Methods that take part.
         budgets: Entries kept per KV head, in tokens.
         estimator: `exact` or `rloo`.
+        compression: Of the stored traces: `none`, `zstd` or `shuffled_zstd`.
+        stored_dtype: Of stored keys and values: `model` or `float8_e4m3fn`.
         essays: Text files for the tasks that need prose.
         squad: SQuAD v2.0 file, for `qa_1`.
         hotpotqa: HotpotQA dev distractor file, for `qa_2`.
@@ -28,6 +30,8 @@ class Choices:
     methods: list[str] | None = None
     budgets: list[int] | None = None
     estimator: str | None = None
+    compression: str | None = None
+    stored_dtype: str | None = None
     essays: list[str] | None = None
     squad: str | None = None
     hotpotqa: str | None = None
@@ -45,6 +49,7 @@ class Choices:
                 "squad": self.squad and _absolute(self.squad),
                 "hotpotqa": self.hotpotqa and _absolute(self.hotpotqa),
             },
+            "collect": {"compression": self.compression, "stored_dtype": self.stored_dtype},
             "evaluate": {
                 "methods": _tuple(self.methods),
                 "budgets": _tuple(self.budgets and sorted(self.budgets)),

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flows.options import Choices
-from flows.process import home_path, prepare_process
+from flows.process import open_home, prepare_process
 from flows.request import Request
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
@@ -53,7 +53,7 @@ def planned(*, preset: str, model: str, home: str | None, seed: int, choices: Ch
     if not 0 <= seed <= MAX_SEED:
         raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
     request = Request.make(preset=preset, model=model, seed=seed, choices=choices)
-    opened = Home.open(home_path(home))
+    opened = open_home(home)
     note_loaded_code()
     prepare_process()
     reference = register_model(opened, model, request.config.dtype)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage.errors import StorageError
+from storage.home import Home
 
 DEFAULT_HOME = ".kvp"
 
@@ -29,6 +30,15 @@ def home_path(home: str | None) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"home {asked[:80]} cannot be used ({reason}): choose another --home") from error
     return path
+
+
+def open_home(home: str | None, *, traces: str | None = None) -> Home:
+    """Open the home that was asked for, made if it is new; its traces lie at `traces`, `KVP_TRACES` or in it.
+
+    Raises:
+        StorageError: If it cannot be used, or its traces lie elsewhere.
+    """
+    return Home.open(home_path(home), traces=traces or os.environ.get("KVP_TRACES"))
 
 
 def point_prefect_at(home: Path) -> None:

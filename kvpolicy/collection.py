@@ -1,6 +1,7 @@
 """Collecting: what one sample leaves for training, from one prefill."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,10 @@ from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import check_setting, cut_sample
 
 
+STORED_DTYPES = ("model", "float8_e4m3fn")
+COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
     """What is collected.
@@ -23,12 +28,16 @@ class CollectConfig:
         num_train_samples: Samples of each task to train on.
         num_heldout_samples: Samples of each task, of the validation split, to measure training on.
         samples_per_fragment: Samples that are written and committed at once.
+        stored_dtype: In which keys and values are kept: as the model made them, or as 8-bit floats, half the size.
+        compression: Of what is stored, without loss: `none`, `zstd` or `shuffled_zstd`.
     """
 
     setting: str = "query_agnostic"
     num_train_samples: int = 12
     num_heldout_samples: int = 3
     samples_per_fragment: int = 12
+    stored_dtype: Literal["model", "float8_e4m3fn"] = "model"
+    compression: Literal["none", "zstd", "shuffled_zstd"] = "none"
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -40,6 +49,9 @@ class CollectConfig:
         for name in ("num_train_samples", "num_heldout_samples", "samples_per_fragment"):
             if getattr(self, name) < 1:
                 raise InputError(f"collect: {name} is {getattr(self, name)}, expected at least 1")
+        for name, known in (("stored_dtype", STORED_DTYPES), ("compression", COMPRESSIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"collect: {name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +63,14 @@ class Trace:
     importance: Float[Tensor, "head token"]
 
 
-def collect_trace(model: LanguageModel, example: EncodedSample, setting: str) -> Trace:
+def collect_trace(model: LanguageModel, example: EncodedSample, setting: str, *, stored_dtype: str = "model") -> Trace:
     """Run a sample through the model and keep its context's cache with what the future makes of it.
 
-    The future is the reference continuation. Keys and values are views of the prefill.
+    The future is the reference continuation. Keys and values are views of the prefill, unless they are narrowed.
 
     Raises:
-        InputError: If the setting is unknown, the sample longer than the model's positions, or the attention that it
-            receives not finite.
+        InputError: If the setting is unknown, the sample longer than the model's positions, the attention that it
+            receives not finite, or a key or value beyond what the stored type holds.
     """
     cut = cut_sample(example, setting)
     token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
@@ -69,4 +81,17 @@ def collect_trace(model: LanguageModel, example: EncodedSample, setting: str) ->
             f"sample {example.sample.sample_id}: the model's attention is not finite: its weights are damaged, or "
             f"{str(model.dtype).removeprefix('torch.')} is too small for it"
         )
-    return Trace(keys=whole.keys[:, : cut.num_context], values=whole.values[:, : cut.num_context], importance=received)
+    keys, values = whole.keys[:, : cut.num_context], whole.values[:, : cut.num_context]
+    if stored_dtype != "model":
+        keys, values = (_narrowed(part, getattr(torch, stored_dtype), example) for part in (keys, values))
+    return Trace(keys=keys, values=values, importance=received)
+
+
+def _narrowed(part: Tensor, dtype: torch.dtype, example: EncodedSample) -> Tensor:
+    largest, most = float(part.abs().max()), torch.finfo(dtype).max
+    if largest > most:
+        raise InputError(
+            f"sample {example.sample.sample_id}: a key or value is {largest:.0f} and 8-bit floats reach {most:.0f}: "
+            "collect this model with stored_dtype = model"
+        )
+    return part.to(dtype)

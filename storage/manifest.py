@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.digests import digest_json, short_id
+from storage.digests import digest_json
 from storage.tables import Table, quote
 
 SCHEMA = pa.schema(
@@ -116,14 +116,52 @@ class TraceSnapshot:
         return digest_json([[getattr(row, name) for name in _CONTENT_FIELDS] for row in self.rows])
 
     @property
-    def snapshot_id(self) -> str:
-        """Artifact id of the snapshot."""
-        return short_id("trace_snapshot", self.digest)
-
-    @property
     def num_tokens(self) -> int:
         """Context tokens of all samples."""
         return sum(row.context_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceCollection:
+    """What a collection has.
+
+    Attributes:
+        collection: its key.
+        samples: samples.
+        tokens: their context tokens.
+        fragments: fragments that hold them.
+        splits: their splits, in the order of the alphabet.
+        model_digest: digest of the model.
+    """
+
+    collection: str
+    samples: int
+    tokens: int
+    fragments: int
+    splits: tuple[str, ...]
+    model_digest: str
+
+    @classmethod
+    def of(cls, rows: Sequence[TraceRow]) -> TraceCollection:
+        """Count the samples of one collection."""
+        return cls(
+            collection=rows[0].collection,
+            samples=len(rows),
+            tokens=sum(row.context_tokens for row in rows),
+            fragments=len({row.fragment_id for row in rows}),
+            splits=tuple(sorted({row.split for row in rows})),
+            model_digest=rows[0].model_digest,
+        )
+
+
+# `of`, over all collections at once. Ids are compared by their hashes, which takes a third of the memory.
+_COUNTED = """
+    SELECT collection, count(*) AS samples, sum(context_tokens)::BIGINT AS tokens,
+           count(DISTINCT fragment_id) AS fragments, list_sort(list(DISTINCT split)) AS splits,
+           any_value(model_digest) AS model_digest, count(DISTINCT hash(sample_id)) AS different
+    FROM rows GROUP BY collection ORDER BY min(_rowid)
+"""
+_COUNTED_COLUMNS = ("collection", "sample_id", "context_tokens", "fragment_id", "split", "model_digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +210,33 @@ class Manifest:
             found = self._table.scan(where, _ROW_FIELDS, version).to_pylist()
         return [TraceRow(**{name: row[name] for name in _ROW_FIELDS}) for row in found]
 
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys of the collections that begin so, in the order of their first commits."""
+        # A range, which an index serves; "~" comes after every character of a key.
+        where = f"collection BETWEEN {quote(prefix)} AND {quote(prefix + '~')}"
+        found: list[str] = self._table.scan(where, ["collection"])["collection"].unique().to_pylist()
+        return found
+
+    def counts(self) -> dict[str, TraceCollection | None]:
+        """Count what each collection has, by its key; None where a sample has two rows, of which the store knows one."""
+        import duckdb
+
+        with duckdb.connect(":memory:") as connection:
+            rows = connection.from_arrow(self._table.reader(_COUNTED_COLUMNS))
+            counted = rows.query("rows", _COUNTED).to_arrow_table().to_pylist()
+        return {
+            row["collection"]: None
+            if row.pop("different") < row["samples"]
+            else TraceCollection(**{**row, "splits": tuple(row["splits"])})
+            for row in counted
+        }
+
+    def fragment_ids(self, *, without: Iterable[str] = ()) -> set[str]:
+        """Return the fragments of all collections, some left out."""
+        keys = ", ".join(map(quote, without))
+        found = self._table.scan(f"collection NOT IN ({keys})" if keys else None, ["fragment_id"])
+        return set(found["fragment_id"].unique().to_pylist())
+
     def compact(self) -> tuple[int, int]:
         """Merge small files; returns how many there were and are."""
         return self._table.compact()
-
-    def sample_ids(self, collection: str) -> set[str]:
-        """Return the ids of a collection's samples."""
-        found = self._table.scan(f"collection = {quote(collection)}", ["sample_id"])
-        return set(found["sample_id"].to_pylist())

@@ -15,21 +15,21 @@ import functools
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from itertools import accumulate, islice
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storage import fragments
-from storage.digests import digest_json
 from storage.errors import StorageError
-from storage.fragment_content import ARRAYS, FragmentTensors, Span, head_digests, sample_digest, to_torch
+from storage.fragment_content import ARRAYS, head_digests, to_torch
+from storage.fragment_draft import FragmentDraft
 from storage.fragments import COMPRESSIONS, Fragment
-from storage.manifest import TraceRow, TraceSample, TraceSnapshot
+from storage.manifest import TraceCollection, TraceRow, TraceSample, TraceSnapshot
 from storage.places import Place
-from storage.trace_layout import FORMAT_VERSION, find_manifest, make_manifest
+from storage.trace_layout import find_manifest, make_manifest
 from storage.verification import TraceProblem, verify_fragment
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPRESSIONS",
     "FragmentRef",
+    "TraceCollection",
     "TraceProblem",
     "TraceRow",
     "TraceSample",
@@ -48,6 +49,7 @@ __all__ = [
 
 _OPEN_FRAGMENTS = 64
 _AHEAD = 2
+_SHOWN = 5
 _LOOKS_AT_ONCE = 16
 
 
@@ -132,63 +134,29 @@ class TraceStore:
         Raises:
             StorageError: if the arguments disagree or the store cannot be written; then nothing is committed.
         """
-        spans = _spans(samples, num_tokens=keys.shape[1] if keys.ndim > 1 else 0)
-        tensors = FragmentTensors.from_torch(keys, values, importance)
-        sample_ids = [sample.sample_id for sample in samples]
-        heads = head_digests(tensors.blocks, spans)
-        digests = [
-            sample_digest(name, tensors.logical_dtype, tensors.dims, stop - start, heads[index])
-            for index, (name, (start, stop)) in enumerate(zip(sample_ids, spans, strict=True))
-        ]
-        digest = digest_json([list(pair) for pair in zip(sample_ids, digests, strict=True)])
+        draft = FragmentDraft.of(
+            collection=collection,
+            model_digest=model_digest,
+            samples=samples,
+            keys=keys,
+            values=values,
+            importance=importance,
+        )
         manifest = make_manifest(self.place)
-
-        def ref(fragment_id: str, fragment_digest: str, committed: tuple[str, ...]) -> FragmentRef:
-            return FragmentRef(
-                fragment_id=fragment_id,
-                digest=fragment_digest,
-                num_samples=len(samples),
-                num_tokens=spans[-1][1],
-                num_bytes=sum(block.nbytes for block in tensors.blocks),
-                committed=committed,
-            )
-
-        earlier = self._present(collection, sample_ids)
+        earlier = self._present(collection, draft.sample_ids)
         if len(earlier) == len(samples):
             # What another machine stored may differ in its last bits from what was made now: name what is stored.
-            return ref(earlier[0].fragment_id, earlier[0].fragment_digest, ())
-        fragment_id = digest_json([FORMAT_VERSION, collection, digest, self._chunk_tokens, self._compression])[:32]
-        attributes = {
-            "format_version": FORMAT_VERSION,
-            "collection": collection,
-            "model_digest": model_digest,
-            "digest": digest,
-            "samples": [
-                {**asdict(sample), "start": start, "digest": own}
-                for sample, (start, _), own in zip(samples, spans, digests, strict=True)
-            ],
-        }
-        metadata = self._publish(fragment_id, tensors, heads, attributes)
+            return _ref(draft, earlier[0].fragment_id, digest=earlier[0].fragment_digest, committed=())
+        fragment_id = draft.name([self._chunk_tokens, self._compression])
+        metadata = self._publish(fragment_id, draft)
         # The write took a while: look again, so that what another writer committed meanwhile is not even appended.
-        present = {row.sample_id for row in self._present(collection, sample_ids)}
-        manifest.commit(
-            TraceRow(
-                **asdict(sample),
-                collection=collection,
-                model_digest=model_digest,
-                fragment_id=fragment_id,
-                start=start,
-                sample_digest=own,
-                fragment_digest=digest,
-                metadata_digest=metadata,
-            )
-            for sample, (start, _), own in zip(samples, spans, digests, strict=True)
-            if sample.sample_id not in present
-        )
-        winners = self._present(collection, sample_ids)
+        present = {row.sample_id for row in self._present(collection, draft.sample_ids)}
+        manifest.commit(row for row in draft.rows(fragment_id, metadata) if row.sample_id not in present)
+        winners = self._present(collection, draft.sample_ids)
         if len(winners) < len(samples):  # what lay there unused was swept away in between
             raise StorageError(f"fragment {fragment_id} was removed while it was committed; collect it again")
-        return ref(fragment_id, digest, tuple(row.sample_id for row in winners if row.fragment_id == fragment_id))
+        committed = tuple(row.sample_id for row in winners if row.fragment_id == fragment_id)
+        return _ref(draft, fragment_id, digest=draft.digest, committed=committed)
 
     def uri_of(self, fragment_id: str) -> str:
         """Return where a fragment lies, as a path or URL."""
@@ -212,9 +180,7 @@ class TraceStore:
             there = looks.map(functools.partial(fragments.is_there, self.place), fragment_ids)
             return {name for name, is_there in zip(fragment_ids, there, strict=True) if not is_there}
 
-    def _publish(
-        self, fragment_id: str, tensors: FragmentTensors, heads: np.ndarray[Any, Any], attributes: dict[str, object]
-    ) -> str:
+    def _publish(self, fragment_id: str, draft: FragmentDraft) -> str:
         """Write the fragment, unless another writer has, and return the digest of its metadata."""
         if fragments.is_there(self.place, fragment_id):
             fragments.touch(self.place, fragment_id)  # its writer may be long dead: `gc` must think it young
@@ -222,17 +188,12 @@ class TraceStore:
         return fragments.write(
             self.place,
             fragment_id,
-            tensors,
-            heads,
-            attributes,
+            draft.tensors,
+            draft.heads,
+            draft.attributes(),
             chunk_tokens=self._chunk_tokens,
             compression=self._compression,
         )
-
-    def committed_samples(self, collection: str) -> set[str]:
-        """Return the ids of the samples that a collection has."""
-        manifest = find_manifest(self.place)
-        return set() if manifest is None else manifest.sample_ids(collection)
 
     def rows(
         self, collection: str | None = None, *, sample_ids: Sequence[str] | None = None, version: int | None = None
@@ -254,12 +215,11 @@ class TraceStore:
                 by_sample[key] = row
         return list(by_sample.values())
 
-    def collections(self) -> dict[str, list[TraceRow]]:
-        """Return every collection's key with its samples."""
-        found: dict[str, list[TraceRow]] = {}
-        for row in self.rows():
-            found.setdefault(row.collection, []).append(row)
-        return found
+    def collections(self) -> dict[str, TraceCollection]:
+        """Return every collection's key with what it has, in the order of their first commits."""
+        manifest = find_manifest(self.place)
+        counts = {} if manifest is None else manifest.counts()
+        return {key: count or TraceCollection.of(self.rows(key)) for key, count in counts.items()}
 
     def collection(self, prefix: str | None = None) -> list[TraceRow]:
         """Return the samples of the one collection whose key begins so; without a prefix, of the only one there is.
@@ -267,12 +227,16 @@ class TraceStore:
         Raises:
             StorageError: if there is none or more than one.
         """
-        found = {key: rows for key, rows in self.collections().items() if key.startswith(prefix or "")}
-        if len(found) != 1:
-            known = ", ".join(key[:12] for key in found) or "none"
+        keys = self._keys(prefix or "")
+        if len(keys) != 1:
+            known = ", ".join(key[:12] for key in keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "") or "none"
             asked = "the store" if prefix is None else f"{prefix!r}"
-            raise StorageError(f"{asked} means {len(found)} collections ({known}): name one, see `kvp traces list`")
-        return next(iter(found.values()))
+            raise StorageError(f"{asked} means {len(keys)} collections ({known}): name one, see `kvp traces list`")
+        return self.rows(keys[0])
+
+    def _keys(self, prefix: str = "") -> list[str]:
+        manifest = find_manifest(self.place)
+        return [] if manifest is None else manifest.keys(prefix)
 
     def version(self) -> int:
         """Return the latest version of the manifest; 0 if nothing was ever committed."""
@@ -288,29 +252,21 @@ class TraceStore:
         manifest = find_manifest(self.place)
         return (0, 0) if manifest is None else manifest.compact()
 
-    def snapshot(
-        self, collection: str, *, splits: Sequence[str] | None = None, manifest_version: int | None = None
-    ) -> TraceSnapshot:
+    def snapshot(self, collection: str, *, manifest_version: int | None = None) -> TraceSnapshot:
         """Take a collection as it is, or as it was at a version of the manifest.
 
         Args:
             collection: key of the collection.
-            splits: only samples of these splits.
             manifest_version: the version; the latest by default.
 
         Raises:
             StorageError: if there is no such version or it holds no such samples.
         """
         version = self.version() if manifest_version is None else manifest_version
-        rows = [row for row in self.rows(collection, version=version) if splits is None or row.split in splits]
+        rows = sorted(self.rows(collection, version=version), key=lambda row: row.sample_id)
         if not rows:
-            which = "" if splits is None else f" of splits {', '.join(splits)}"
-            raise StorageError(f"no traces{which} for collection {collection} in {self.place.url}: collect them first")
-        return TraceSnapshot(
-            collection=collection,
-            manifest_version=version,
-            rows=tuple(sorted(rows, key=lambda row: row.sample_id)),
-        )
+            raise StorageError(f"no traces for collection {collection} in {self.place.url}: collect them first")
+        return TraceSnapshot(collection=collection, manifest_version=version, rows=tuple(rows))
 
     def read(self, row: TraceRow, heads: slice | None = None) -> TraceTensors:
         """Read one sample.
@@ -377,10 +333,14 @@ class TraceStore:
         Args:
             collection: only this collection; all by default.
         """
-        by_fragment: dict[str, list[TraceRow]] = {}
-        for row in self.rows(collection):
-            by_fragment.setdefault(row.fragment_id, []).append(row)
-        return [problem for name, rows in by_fragment.items() for problem in verify_fragment(self.place, name, rows)]
+        problems = []
+        for key in self._keys() if collection is None else [collection]:
+            by_fragment: dict[str, list[TraceRow]] = {}
+            for row in self.rows(key):
+                by_fragment.setdefault(row.fragment_id, []).append(row)
+            for name, rows in by_fragment.items():
+                problems += verify_fragment(self.place, name, rows)
+        return problems
 
     def discard(self, fragment_ids: Iterable[str]) -> None:
         """Remove damaged fragments, so that their samples can be collected again.
@@ -403,16 +363,36 @@ class TraceStore:
         """
         # List before asking the manifest: what is committed in between is then kept.
         candidates = [name for name in self.place.folders(fragments.FOLDER) if self._age_s(name) >= min_age_s]
-        needed = {row.fragment_id for row in self.rows()}
+        needed = self._needed()
         garbage = [name for name in candidates if name not in needed and self._age_s(name) >= min_age_s]
         for name in garbage:
             fragments.remove(self.place, name)
         return garbage
 
+    def _needed(self) -> set[str]:
+        """Fragments that hold samples; of two with one sample only the one that counts."""
+        manifest = find_manifest(self.place)
+        if manifest is None:
+            return set()
+        doubled = [key for key, count in manifest.counts().items() if count is None]
+        counted = {row.fragment_id for key in doubled for row in self.rows(key)}
+        return manifest.fragment_ids(without=doubled) | counted
+
     def _age_s(self, fragment_id: str) -> float:
         """Seconds since something of a fragment was written; negative if a clock jumped back, which is young."""
         newest = self.place.newest(fragments.path_of(fragment_id))
         return -1 if newest is None else (dt.datetime.now(dt.UTC) - newest).total_seconds()
+
+
+def _ref(draft: FragmentDraft, fragment_id: str, *, digest: str, committed: tuple[str, ...]) -> FragmentRef:
+    return FragmentRef(
+        fragment_id=fragment_id,
+        digest=digest,
+        num_samples=len(draft.samples),
+        num_tokens=draft.spans[-1][1],
+        num_bytes=sum(block.nbytes for block in draft.tensors.blocks),
+        committed=committed,
+    )
 
 
 def _tensors(
@@ -426,18 +406,3 @@ def _tensors(
         importance=to_torch(importance, "float32"),
         positions=torch.arange(importance.shape[1]),
     )
-
-
-def _spans(samples: Sequence[TraceSample], *, num_tokens: int) -> list[Span]:
-    if not samples:
-        raise StorageError("no samples to write: expected at least one")
-    ids = [sample.sample_id for sample in samples]
-    if len(set(ids)) < len(ids):
-        raise StorageError(f"a sample id occurs twice among {', '.join(ids[:5])}: expected each once")
-    lengths = [sample.context_tokens for sample in samples]
-    if min(lengths) < 1 or sum(lengths) != num_tokens:
-        raise StorageError(
-            f"samples have {sum(lengths)} context tokens and keys {num_tokens}: expected the same, each >= 1"
-        )
-    stops = list(accumulate(lengths))
-    return list(zip([0, *stops[:-1]], stops, strict=True))

@@ -25,7 +25,7 @@ def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: Col
         name="collect",
         module=__name__,
         inputs={"model": model.artifact_id, **{f"prompts_{part.split}": part.artifact_id for part in prompts}},
-        parameters={"dtype": model.dtype, "setting": config.setting},
+        parameters={"dtype": model.dtype, "setting": config.setting, "stored_dtype": config.stored_dtype},
         rests_on="trace_fragment",
     )
 
@@ -44,9 +44,9 @@ def collect_fragment(
     )
 
     def body(run: RunRecorder) -> None:
-        store = TraceStore(home.traces)
+        store = TraceStore(home.traces, compression=config.compression)
         samples = read_encoded(prompts, model, slice(first, stop))
-        keys, values, importance = _collect(load_model(model), samples, config.setting)
+        keys, values, importance = _collect(load_model(model), samples, config)
         fragment = store.write_fragment(
             collection=collection,
             model_digest=model.digest,
@@ -116,18 +116,19 @@ def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
 
 
 def _collect(
-    model: LanguageModel, samples: Sequence[EncodedSample], setting: str
+    model: LanguageModel, samples: Sequence[EncodedSample], config: CollectConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys, values (head, token, dim) and importance (head, token) of samples, end to end."""
     spec = model.spec
-    total = sum(cut_sample(sample, setting).num_context for sample in samples)
-    keys = torch.empty(spec.num_heads, total, spec.head_dim, dtype=model.dtype)
+    total = sum(cut_sample(sample, config.setting).num_context for sample in samples)
+    dtype = model.dtype if config.stored_dtype == "model" else getattr(torch, config.stored_dtype)
+    keys = torch.empty(spec.num_heads, total, spec.head_dim, dtype=dtype)
     values = torch.empty_like(keys)
     importance = torch.empty(spec.num_heads, total)
     start = 0
     with progress("collect", len(samples), "samples") as advance:
         for sample in samples:
-            trace = collect_trace(model, sample, setting)
+            trace = collect_trace(model, sample, config.setting, stored_dtype=config.stored_dtype)
             stop = start + trace.keys.shape[1]
             keys[:, start:stop], values[:, start:stop] = trace.keys, trace.values
             importance[:, start:stop] = trace.importance

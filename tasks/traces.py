@@ -46,9 +46,11 @@ def read_batch(store: TraceStore, rows: Sequence[TraceRow], heads: slice) -> Tra
     """Read samples and pad them to the longest, rounded up."""
     traces = [store.read(row, heads) for row in rows]
     num_heads, _, dim = traces[0].keys.shape
+    stored = traces[0].keys.dtype
+    dtype = torch.bfloat16 if stored.itemsize == 1 else stored  # nothing can be computed in 8-bit floats
     longest = max(trace.keys.shape[1] for trace in traces)
     longest += -longest % _PADDING_TOKENS
-    keys = torch.zeros(num_heads, len(rows), longest, dim, dtype=traces[0].keys.dtype)
+    keys = torch.zeros(num_heads, len(rows), longest, dim, dtype=dtype)
     values = torch.zeros_like(keys)
     importance = torch.zeros(num_heads, len(rows), longest)
     positions = torch.zeros(len(rows), longest, dtype=torch.long)
