@@ -25,12 +25,15 @@ def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
     with standard_output_kept_clean():
         from flows.printing import print_records
         from flows.staleness import stale_stages
+        from storage.catalog import Catalog
+        from storage.requests import recorded_requests
 
-        found = stale_stages(opened)
+        requests = recorded_requests(Catalog(opened))
+        found = stale_stages(opened, requests)
     if found or as_json:
         print_records([stage.to_record() for stage in found], as_json=as_json)
     else:
-        print("nothing is stale")
+        print("nothing is stale" if requests else "no request is recorded here: there is nothing to ask about")
 
 
 def rerun(

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,17 +143,19 @@ def rerun(run: str, home: str) -> Repetition:
     collects = original.row["stage"] in ("collect", "collect-fragment")
     traces = str(beside / "traces") if collects else opened.traces_place
     place = _HomeBeside(path=opened.path, traces_place=traces, beside=beside)
-    identical = True
+    worth_keeping = False
     try:
         with acting_for(purpose):
             _, repeat = _STAGES[original.row["stage"]]
             repeat(_Recorded(place, original))
         found = _compare(opened, original, own_id)
-        identical = found.identical
+        worth_keeping = not found.identical and beside.exists()
     finally:
-        if identical:
+        if not worth_keeping:
             shutil.rmtree(beside, ignore_errors=True)
-    return dataclasses.replace(found, kept=str(beside) if beside.exists() else "")
+            with suppress(OSError):  # another repetition's lies there
+                beside.parent.rmdir()
+    return dataclasses.replace(found, kept=str(beside) if worth_keeping else "")
 
 
 def _tell_other_code(home: Home, original: Original) -> None:
@@ -185,7 +188,7 @@ class _Recorded:
     def __init__(self, home: Home, original: Original) -> None:
         self.home, self.original = home, original
         self.config, self.parameters = original.request.config, original.parameters
-        self.seed = int(original.row["seed"] or original.request.seed)
+        self.seed = original.request.seed
 
     def model(self) -> ModelRef:
         return recorded_model(
@@ -197,7 +200,7 @@ class _Recorded:
 
     def prompts(self, role: str = "prompts") -> PromptsRef:
         artifact = self._whole(role, "")
-        return prompts_ref(self.home, artifact.artifact_id, seed=self.original.request.seed)
+        return prompts_ref(self.home, artifact.artifact_id, seed=self.seed)
 
     def snapshot(self) -> SnapshotRef:
         return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)

@@ -18,7 +18,7 @@ from storage.catalog import Catalog
 from storage.differences import flat, recorded_modules
 from storage.digests import canonical_json, short_id
 from storage.home import Home
-from storage.requests import RequestRecord, StageName, StageRun, recorded_requests
+from storage.requests import RequestRecord, StageName, StageRun
 from tasks.collect import collection_stage, snapshot_ref
 from tasks.prompts import prompts_ref, prompts_stage
 from tasks.publish import evaluation_stage
@@ -70,7 +70,7 @@ class StaleStage:
         return {**own, **dataclasses.asdict(self.cause), "request": self.request}
 
 
-def stale_stages(home: Home) -> list[StaleStage]:
+def stale_stages(home: Home, requests: Sequence[RequestRecord]) -> list[StaleStage]:
     """All stages that their requests would run again; one that several requests share is named once.
 
     Raises:
@@ -78,7 +78,7 @@ def stale_stages(home: Home) -> list[StaleStage]:
         StorageError: If the catalog cannot be read.
     """
     found: dict[tuple[Any, ...], StaleStage] = {}
-    for record in recorded_requests(Catalog(home)):
+    for record in requests:
         for stale in _Check(home, record).stale():
             found.setdefault((stale.run, stale.cause.kind, stale.cause.name, str(stale.cause.now)), stale)
     return list(found.values())

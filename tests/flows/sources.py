@@ -1,5 +1,6 @@
-"""A copy of the project's sources, to be changed and run in place of the checkout's: PYTHONPATH comes first."""
+"""For tests of staleness and repetition: a copy of the sources to change (PYTHONPATH comes first), and the docs."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -14,3 +15,11 @@ def copied_sources(folder: Path) -> Path:
     for package in PACKAGES:
         shutil.copytree(CHECKOUT / package, place / package, ignore=shutil.ignore_patterns("__pycache__"))
     return place
+
+
+def documented(command: str) -> set[str]:
+    """Top-level keys of a command's JSON document, as docs/repetition.md has them."""
+    page = (CHECKOUT / "docs" / "repetition.md").read_text(encoding="utf-8")
+    (section,) = (part for part in page.split("\n## ") if part.startswith(f"`{command}"))
+    _, _, contract = section.partition("`--json`")
+    return {name.partition("[")[0] for name in re.findall(r"^\| `([^`]+)` \|", contract, flags=re.MULTILINE)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from outcomes import assert_refused, catalog
-from sources import copied_sources
+from sources import copied_sources, documented
 
 from flows.repetition import find_original
 from kvpolicy.errors import InputError
@@ -77,6 +77,7 @@ def test_a_repetition_is_identical_and_changes_nothing(kvp_here, small_run, stag
     assert finished.code == 0, finished.stderr
     said = json.loads(finished.stdout)
     assert (said["repeats"], said["stage"], said["identical"]) == (original["run_id"], stage, True)
+    assert set(said) == documented("kvp rerun")
     assert [difference for difference in said["differences"] if difference["kind"] != "code"] == []
     assert said["kept"] == ""
     assert not list(home.glob("repeats/*"))
@@ -131,6 +132,7 @@ def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_p
     )
 
 
+@pytest.mark.slow  # an evaluation in a process of its own
 def test_other_code_that_changes_no_result_is_identical(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
     module = sources / "kvpolicy" / "curves.py"

@@ -16,7 +16,7 @@ from storage.home import Home
 from storage.lineage import module_digests
 from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
 
-RESULT = Artifact(kind="trace_fragment", digest=digest_bytes(b"result"), name="a result")
+RESULT = Artifact(kind="evaluation", digest=digest_bytes(b"result"), name="a result")
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import zipfile
 
 import pytest
 
+from kvpolicy.errors import InputError
 from kvpolicy.models.convert import RECORD, convert_gguf
 from kvpolicy.models.embedded import GGUF_MEMBER, WHEEL_SHA256
 from kvpolicy.models.language_model import load_language_model
-from kvpolicy.models.reference import default_cache, resolve_model
+from kvpolicy.models.reference import default_cache, find_model, resolve_model
 
 # Prints what resolving gives, or the error as a caller would see it.
 RESOLVE = """
@@ -210,3 +211,16 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("KVP_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache() == tmp_path / ".cache" / "kvpolicy"
+
+
+def test_finding_neither_fetches_nor_converts(converted, tiny_gguf, tiny_model_folder, tmp_path):
+    cache, found = converted
+    assert find_model(str(tiny_gguf), cache=cache) == found
+    folder = str(tiny_model_folder("llama"))
+    assert find_model(folder, cache=cache) == resolve_model(folder, cache=cache)
+    for source in (str(tiny_gguf), "embedded", "owner/name", "owner/name@revision"):
+        assert find_model(source, cache=tmp_path / "empty") is None
+    assert not list(tmp_path.glob("empty/models/*"))
+    for source in (str(tmp_path / "gone.gguf"), str(tmp_path / "gone"), "gone"):
+        with pytest.raises(InputError, match=r"gone.* (is no folder|does not exist)"):
+            find_model(source, cache=cache)
