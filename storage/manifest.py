@@ -218,12 +218,15 @@ class Manifest:
         return found
 
     def counts(self) -> dict[str, TraceCollection | None]:
-        """Count what each collection has, by its key; None where a sample has two rows, of which the store knows one."""
+        """Count what each collection has, by its key; None where a sample has two rows, of which one counts.
+
+        This reads a few columns of all rows, and none of them into Python's objects.
+        """
         import duckdb
 
         with duckdb.connect(":memory:") as connection:
-            rows = connection.from_arrow(self._table.reader(_COUNTED_COLUMNS))
-            counted = rows.query("rows", _COUNTED).to_arrow_table().to_pylist()
+            connection.from_arrow(self._table.reader(_COUNTED_COLUMNS)).create_view("rows")
+            counted = connection.sql(_COUNTED).to_arrow_table().to_pylist()
         return {
             row["collection"]: None
             if row.pop("different") < row["samples"]

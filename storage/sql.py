@@ -117,7 +117,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table,
 
 
 def _create_order_of_runs(connection: duckdb.DuckDBPyConnection, runs: Table, version: int | None) -> None:
-    placed = connection.from_arrow(runs.places("run_id", version)).project("run_id, _rowid AS place")
+    placed = connection.from_arrow(runs.reader(["run_id"], version)).project("run_id, _rowid AS place")
     schema, _, name = PLACED.partition(".")
     # In a schema of its own, it is no table of the catalog that SHOW TABLES would list.
     connection.execute(f"CREATE SCHEMA {schema}; USE {schema}")

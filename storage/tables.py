@@ -206,16 +206,17 @@ class Table:
         except _LANCE_ERRORS as error:
             raise self._error("cannot be read", error) from error
 
-    def places(self, column: str, version: int | None = None) -> Any:
-        """Return each row's ``column`` and its place in the order of commits, ``_rowid``, to be read when it is needed.
+    def reader(self, columns: Sequence[str], version: int | None = None) -> Any:
+        """Return columns, and ``_rowid``, a row's place in the order of commits, for DuckDB to read when it needs them.
 
         Raises:
             StorageError: if the table is damaged or has no such version.
         """
         dataset = self.dataset(version) if version != 0 else None
         if dataset is None:
-            return pa.table([pa.array([], pa.string()), pa.array([], pa.uint64())], [column, _PLACE])
-        return dataset.scanner(columns=[column], with_row_id=True)
+            fields = [*(self.schema.field(name) for name in columns), pa.field(_PLACE, pa.uint64())]
+            return pa.schema(fields).empty_table()
+        return dataset.scanner(columns=list(columns), with_row_id=True)
 
     def scan_in(
         self, column: str, values: Iterable[str], where: str = "true", columns: Sequence[str] | None = None
