@@ -80,12 +80,11 @@ def openlineage(
 
     catalog = _catalog(home)
     runs = None if any_id is None else [n.id for n in catalog.lineage(any_id).nodes.values() if n.kind == "run"]
-    events = [event for recorded in recorded_runs(catalog, runs) for event in run_events(recorded)]
+    events = (event for recorded in recorded_runs(catalog, runs) for event in run_events(recorded))
     if send:
-        send_events(events)
-        print(f"{len(events)} events sent")
+        print(f"{send_events(events)} events sent")
     else:
-        sys.stdout.write(event_lines(events))
+        sys.stdout.writelines(event_lines([event]) for event in events)
 
 
 def _catalog(home: str | None) -> "Catalog":

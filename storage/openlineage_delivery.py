@@ -16,7 +16,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,12 @@ _LOGGER = logging.getLogger("kvpolicy")
 _TIMEOUT_S = 3.0
 _PAUSE_S = 60.0
 _NO_RETRIES = {"total": 0, "read": 0, "connect": 0}
+_CONFIGURATION_VARIABLES = (
+    "OPENLINEAGE_URL",
+    "OPENLINEAGE_CONFIG",
+    "OPENLINEAGE__TRANSPORT",
+    "OPENLINEAGE__TRANSPORT__TYPE",
+)
 _CONFIGURATION_FILES = ("openlineage.yml", "~/.openlineage/openlineage.yml")
 
 
@@ -92,8 +98,8 @@ def event_lines(events: Sequence[RunEvent]) -> str:
     return "".join(f"{Serde.to_json(event)}\n" for event in events)
 
 
-def send_events(events: Sequence[RunEvent]) -> None:
-    """Send events to the configured receiver, one after the other.
+def send_events(events: Iterable[RunEvent]) -> int:
+    """Send events to the configured receiver, one after the other, and return how many they were.
 
     Raises:
         StorageError: if none is configured or it does not take an event.
@@ -102,12 +108,15 @@ def send_events(events: Sequence[RunEvent]) -> None:
         raise StorageError(
             "no OpenLineage receiver is configured: set OPENLINEAGE_URL, or see docs/lineage.md for other ways"
         )
+    sent = 0
     try:
         with closing(_client()) as client:
             for event in events:
                 client.emit(event)
+                sent += 1
     except Exception as error:  # whatever a transport of the client's may raise
-        raise StorageError(f"the OpenLineage receiver does not take events: {one_line(error)}") from error
+        raise StorageError(f"the OpenLineage receiver does not take event {sent + 1}: {one_line(error)}") from error
+    return sent
 
 
 def _announce(home: Home, recorded: RecordedRun, *, has_ended: bool) -> None:
@@ -146,9 +155,7 @@ def _disabled() -> bool:
 
 def _has_receiver() -> bool:
     """Whether the client would find a transport; without one it prints events."""
-    named = any(
-        os.environ.get(name) for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG", "OPENLINEAGE__TRANSPORT__TYPE")
-    )
+    named = any(os.environ.get(name) for name in _CONFIGURATION_VARIABLES)
     return named or any(Path(path).expanduser().is_file() for path in _CONFIGURATION_FILES)
 
 

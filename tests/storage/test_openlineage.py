@@ -45,7 +45,7 @@ def _no_receiver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(openlineage_delivery, "_SILENCE", openlineage_delivery._Silence())
     yield
-    for name in [name for name in os.environ if name.startswith("OPENLINEAGE__")]:
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE__TRANSPORT__TRANSPORTS__")]:
         del os.environ[name]
 
 
@@ -298,14 +298,34 @@ def test_a_receiver_gets_every_event_of_a_run(
         assert told == kept
 
 
+@pytest.mark.parametrize("way", ["one variable", "variables", "file", "named file"])
+def test_a_receiver_may_be_configured_as_the_client_has_it(
+    catalog: Catalog, home: Home, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    monkeypatch.delenv("OPENLINEAGE_URL")
+    transport = {"type": "http", "url": receiver.url}
+    if way == "one variable":
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT", json.dumps(transport))
+    elif way == "variables":
+        for name, value in transport.items():
+            monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name.upper()}", value)
+    else:
+        path = tmp_path / ("openlineage.yml" if way == "file" else "elsewhere.yml")
+        path.write_text(json.dumps({"transport": transport}))
+        if way == "named file":
+            monkeypatch.setenv("OPENLINEAGE_CONFIG", str(path))
+    record(catalog, home)
+    assert [event["eventType"] for _, _, event in receiver.posts] == ["START", "COMPLETE"]
+
+
 def test_recorded_runs_are_sent_later(catalog: Catalog, home: Home, receiver: Receiver) -> None:
     record(catalog, home)
     receiver.posts.clear()
-    send_events([event for recorded in recorded_runs(catalog) for event in run_events(recorded)])
+    assert send_events(event for recorded in recorded_runs(catalog) for event in run_events(recorded)) == 2
     assert [event["eventType"] for _, _, event in receiver.posts] == ["START", "COMPLETE"]
     receiver.status = 500
-    with pytest.raises(StorageError, match="does not take events: 500"):
-        send_events([event for recorded in recorded_runs(catalog) for event in run_events(recorded)])
+    with pytest.raises(StorageError, match="does not take event 1: 500"):
+        send_events(event for recorded in recorded_runs(catalog) for event in run_events(recorded))
 
 
 def test_sending_without_a_receiver_says_what_to_set(catalog: Catalog) -> None:
