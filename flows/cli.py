@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import lineage_commands, repeat_commands, trace_commands
+from flows import catalog_commands, lineage_commands, repeat_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
@@ -151,6 +151,7 @@ app.command()(repeat_commands.rerun)
 app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
+app.command()(catalog_commands.compact)
 
 
 @app.command()

@@ -27,17 +27,8 @@ def list_collections(home: HomeOption = None, as_json: JsonOption = False) -> No
     """List the collections: samples, tokens and fragments of each."""
     from flows.printing import print_records
 
-    records = [
-        {
-            "collection": collection,
-            "samples": len(rows),
-            "tokens": sum(row.context_tokens for row in rows),
-            "fragments": len({row.fragment_id for row in rows}),
-            "splits": ", ".join(sorted({row.split for row in rows})),
-            "model_digest": rows[0].model_digest,
-        }
-        for collection, rows in _store(home).collections().items()
-    ]
+    found = _store(home).collections().values()
+    records = [{**vars(collection), "splits": ", ".join(collection.splits)} for collection in found]
     print_records(records, as_json=as_json)
 
 
@@ -88,13 +79,6 @@ def gc(
     """Remove what writers that died have left."""
     removed = _store(home).gc(min_age_s=min_age_hours * _HOUR_S)
     print(json.dumps(removed) if as_json else f"{len(removed)} fragments removed")
-
-
-@app.command()
-def compact(home: HomeOption = None) -> None:
-    """Merge the small files that many commits leave in the manifest; every version stays readable."""
-    before, after = _store(home).compact()
-    print(f"manifest: {before} files are now {after}")
 
 
 @app.command()

@@ -333,7 +333,7 @@ class TraceStore:
         Args:
             collection: only this collection; all by default.
         """
-        problems = []
+        problems: list[TraceProblem] = []
         for key in self._keys() if collection is None else [collection]:
             by_fragment: dict[str, list[TraceRow]] = {}
             for row in self.rows(key):

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from storage.catalog import Catalog
+from storage.home import Home
+from storage.schemas import TABLES
 from storage.traces import TraceStore
 
 
@@ -83,13 +86,24 @@ def test_what_is_asked_wrongly_is_one_line_and_leaves_no_file(kvp_here, home, tm
     assert {path.name for path in tmp_path.iterdir()} == {"home"}
 
 
-def test_garbage_goes_and_the_manifest_is_compacted(kvp_here, home):
+def test_garbage_goes(kvp_here, home):
     fragments = home / "traces" / "fragments"
     kept = {path.name for path in fragments.iterdir()}
     shutil.copytree(next(fragments.iterdir()), fragments / "left-behind")
     assert kvp_here("traces", "gc", home=home).stdout == "0 fragments removed\n"
     assert json.loads(kvp_here("traces", "gc", "--min-age-hours", "0", "--json", home=home).stdout) == ["left-behind"]
     assert {path.name for path in fragments.iterdir()} == kept
-    before = TraceStore(home / "traces").collection()
-    assert kvp_here("traces", "compact", home=home).stdout == "manifest: 2 files are now 1\n"
-    assert TraceStore(home / "traces").collection() == before
+
+
+def test_compacting_leaves_one_file_a_table_and_everything_as_it_was(kvp_here, home):
+    store, catalog = TraceStore(home / "traces"), Catalog(Home.open(home))
+    before = store.collection(), {name: catalog.rows(name) for name in TABLES}
+    version = catalog.version()
+    (manifest, *rows) = reversed(json.loads(kvp_here("compact", "--json", home=home).stdout))
+    assert manifest == {"table": "manifest", "files_before": 2, "files": 1}
+    assert {row["table"] for row in rows} == set(TABLES)
+    assert all(row["files"] <= 1 for row in rows) and any(row["files_before"] > 1 for row in rows)
+    assert (store.collection(), {name: catalog.rows(name) for name in TABLES}) == before
+    count = "SELECT count(*) AS runs FROM runs"
+    assert catalog.sql(count, at=version).to_pylist() == catalog.sql(count).to_pylist()
+    assert "files_before" in kvp_here("compact", home=home).stdout

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,63 @@ def test_writers_of_a_new_table_all_succeed(table: Table) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: table.append([{"name": "n", "number": number}]), range(24)))
     assert sorted(table.scan()["number"].to_pylist()) == list(range(24))
+
+
+def commit_at(table: Table, moment: dt.datetime, number: int) -> None:
+    """Append a row on a machine whose clock says so: the version's file is told so afterwards."""
+    table.append([{"name": "n", "number": number}])
+    dataset = table.dataset()
+    assert dataset is not None
+    path = Path(table.uri) / "_versions" / f"{2**64 - 1 - dataset.version:020d}.manifest"
+    seconds = [int(time.timestamp()) for time in (dataset.get_version()["timestamp"], moment)]
+    now, then = (b"\x08" + encode_varint(value) for value in seconds)
+    content = path.read_bytes()
+    assert content.count(now) == 1 and len(now) == len(then)
+    path.write_bytes(content.replace(now, then))
+
+
+def encode_varint(value: int) -> bytes:
+    """As protocol buffers have it: seven bits a byte, the lowest first."""
+    parts = [value >> shift & 127 for shift in range(0, value.bit_length(), 7)]
+    return bytes(part | 128 for part in parts[:-1]) + bytes(parts[-1:])
+
+
+def after_creation(table: Table) -> dt.datetime:
+    table.create()
+    return dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+
+
+def version_by_walking(table: Table, moment: dt.datetime) -> int:
+    dataset = table.dataset()
+    assert dataset is not None
+    known = [(entry["timestamp"].astimezone(), entry["version"]) for entry in dataset.versions()]
+    return max((version for time, version in known if time <= moment), default=0)
+
+
+def test_versions_are_found_by_time(table: Table) -> None:
+    start = after_creation(table)
+    for hour in range(9):
+        commit_at(table, start + dt.timedelta(hours=hour), hour)
+    for half_hours in range(-1, 20):
+        moment = start + dt.timedelta(minutes=30 * half_hours + 1)
+        found = table.version_at(moment)
+        assert found == table.version_at(moment.replace(tzinfo=None))
+        assert table.scan(version=found).num_rows == min(max(half_hours // 2 + 1, 0), 9)
+    assert table.version_at(dt.datetime(2020, 1, 1)) == 0
+
+
+def test_a_clock_that_jumps_back_makes_no_later_time_an_earlier_version(table: Table) -> None:
+    start = after_creation(table)
+    hours = [0, 1, 2, 10, 11, 3, 4, 5, 2, 6]  # it was set back twice
+    for number, hour in enumerate(hours):
+        commit_at(table, start + dt.timedelta(hours=hour), number)
+    moments = [start + dt.timedelta(minutes=30 * half_hours + 1) for half_hours in range(26)]
+    found = [table.version_at(moment) for moment in moments]
+    assert found == sorted(found)
+    assert all(version <= version_by_walking(table, moment) for version, moment in zip(found, moments, strict=True))
+    # From the time of the latest commit on it is the latest, whatever other versions say of themselves.
+    assert found[12:] == [table.version()] * 14
+    assert table.scan(version=found[-1])["number"].to_pylist() == list(range(10))
 
 
 @pytest.mark.parametrize(
