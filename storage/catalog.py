@@ -134,6 +134,8 @@ class Catalog:
         self._tables["runs"].append([run.row()])
 
     def _write_failed(self, run: RunRecorder, failure: BaseException) -> None:
+        if self._tables["runs"].scan(f"run_id = {quote(run.run_id)}", ["run_id"]).num_rows:
+            return  # an interrupt that came when all was recorded, while files were being merged
         self._register(run.surroundings)
         self._tables["edges"].append(run.edges(with_outputs=False))
         self._tables["runs"].append([run.row(failure)])

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage import compaction
 from storage.artifacts import Artifact
 from storage.catalog import Catalog, RunRecorder
 from storage.errors import StorageError
@@ -83,6 +84,27 @@ def test_an_interrupted_run_is_recorded_too(catalog: Catalog) -> None:
     assert catalog.rows("runs", columns=["outcome", "reason"]) == [
         {"outcome": "failed", "reason": "KeyboardInterrupt: KeyboardInterrupt"}
     ]
+
+
+def test_an_interrupt_after_the_record_does_not_make_it_a_failure(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with record(catalog):
+        pass
+    run = record(catalog, stage_key="a" * 64)
+    merge_files = compaction.merge_files
+
+    def interrupted(dataset: Any, *, all_files: bool) -> None:
+        merge_files(dataset, all_files=all_files)
+        if dataset.uri.endswith("runs.lance"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("storage.tables._FILES_AT_MOST", 1)
+    monkeypatch.setattr(compaction, "merge_files", interrupted)
+    with pytest.raises(KeyboardInterrupt), run:
+        pass
+    assert [row["outcome"] for row in catalog.rows("runs")] == ["completed", "completed"]
+    assert catalog.find_completed("a" * 64) is not None
 
 
 def test_results_of_a_writer_that_died_half_way_are_invisible(catalog: Catalog, home: Home) -> None:
