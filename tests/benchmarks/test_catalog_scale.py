@@ -40,17 +40,17 @@ SAMPLE_IDS = [f"ruler/niah_single_1/train/0/{number}/4096" for number in range(S
 
 @dataclass
 class Stopwatch:
-    """Prints what took how long, and whether that is within its limit."""
+    """Prints what took how long, in all and on processors (whatever else runs), and whether it is within its limit."""
 
     state: str
     late: list[str] = field(default_factory=list)
 
     def __call__(self, what: str, ask: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Any:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         answer = ask(*args)
-        seconds = time.perf_counter() - started
+        seconds, worked = time.perf_counter() - started, time.process_time() - worked
         verdict = "" if limit_s is None else f"  limit {limit_s:g} s: {'holds' if seconds < limit_s else 'falls short'}"
-        print(f"  {self.state:9} {what:44} {seconds:8.3f} s{verdict}", flush=True)
+        print(f"  {self.state:9} {what:44} {seconds:7.3f} s, {worked:7.3f} of processors{verdict}", flush=True)
         if limit_s is not None and seconds >= limit_s:
             self.late.append(what)
         return answer
