@@ -1,0 +1,134 @@
+"""The trace store against the disk it lies on, at the paper's shape; and collecting against a plain prefill.
+
+Every ratio is taken in one run, the two sides in turn, so that a slow moment of the disk hits both alike.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
+from kvpolicy.collection import CollectConfig, collect_trace
+from kvpolicy.models.language_model import load_language_model
+from kvpolicy.prompts import EncodedSample, encode
+from kvpolicy.protocol import cut_sample
+from storage.traces import TraceRow, TraceSample, TraceStore
+from tests.benchmarks.disk import files_of, forget, read_raw, timed, write_raw
+from tests.storage.trace_content import trace_sample
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1200)]
+
+LAYERS, KV_HEADS, DIM = 28, 4, 128  # Qwen2.5-7B
+NUM_HEADS = LAYERS * KV_HEADS
+SAMPLE_TOKENS, SAMPLES, FRAGMENTS = 4096, 4, 3  # 2.8 GB
+HEADS_READ = 24
+
+
+def _random_traces(seed: int) -> dict[str, torch.Tensor]:
+    """Traces of a fragment; their bits are as hard to compress as any."""
+    draws = np.random.default_rng(seed)
+    tokens = SAMPLES * SAMPLE_TOKENS
+
+    def bits() -> torch.Tensor:
+        drawn = draws.integers(0, 2**16, (NUM_HEADS, tokens, DIM), dtype=np.uint16)
+        return torch.from_numpy(drawn).view(torch.bfloat16)
+
+    importance = torch.from_numpy(draws.random((NUM_HEADS, tokens), dtype=np.float32))
+    return {"keys": bits(), "values": bits(), "importance": importance}
+
+
+def _read_head(store: TraceStore, rows: Sequence[TraceRow], head: int) -> int:
+    return sum(trace.keys.shape[1] for _, trace in store.scan(rows, head))
+
+
+def test_writing_and_reading_against_the_raw_disk(tmp_path: Path) -> None:
+    store, raw = TraceStore(tmp_path / "store"), tmp_path / "raw.bin"
+    ratios = []
+    for number in range(FRAGMENTS):
+        traces = _random_traces(number)
+        samples = [trace_sample(f"{number}/{index}", SAMPLE_TOKENS) for index in range(SAMPLES)]
+
+        def write_ours(samples: list[TraceSample], traces: dict[str, torch.Tensor]) -> None:
+            store.write_fragment(collection="c", model_digest="m", samples=samples, **traces)
+            os.sync()
+
+        os.sync()
+        raw_s = timed(write_raw, raw, traces.values())
+        raw.unlink()
+        os.sync()
+        ours_s = timed(write_ours, samples, traces)
+        gigabytes = sum(tensor.nbytes for tensor in traces.values()) / 1e9
+        ratios.append(raw_s / ours_s)
+        rates = f"{gigabytes / ours_s:.2f} GB/s, raw {gigabytes / raw_s:.2f}"
+        print(f"\nwriting {gigabytes:.1f} GB: {rates}, ratio {ratios[-1]:.2f}", end="")
+    print(f"\nwriting: {statistics.median(ratios):.2f} of the raw disk's rate, median (asked: 0.60)")
+
+    rows = store.snapshot("c").rows
+    measured: dict[str, list[float]] = {}
+    for head in range(HEADS_READ):
+        files, one_file = files_of(tmp_path / "store", head), tmp_path / "head.bin"
+        one_file.write_bytes(b"".join(path.read_bytes() for path in files))
+        seconds = {}
+        for name, paths in (("one contiguous file", [one_file]), ("the same files", files)):
+            forget(paths)
+            seconds[name] = timed(read_raw, paths)
+        forget(files)
+        seconds["ours"] = timed(_read_head, store, rows, head)
+        for name, value in seconds.items():
+            measured.setdefault(name, []).append(value)
+        if head < 3:
+            size = one_file.stat().st_size
+            rates = ", ".join(f"{name} {size / value / 1e9:.2f}" for name, value in seconds.items())
+            print(f"reading head {head}, {size / 1e6:.0f} MB, GB/s: {rates}")
+    ours = measured.pop("ours")
+    for name, raw_s in measured.items():
+        ratio = statistics.median(one / other for one, other in zip(raw_s, ours, strict=True))
+        print(f"reading a head over all samples, cold: {ratio:.2f} of the raw rate of {name}, median (asked: 0.70)")
+    assert len(rows) == FRAGMENTS * SAMPLES
+
+
+def test_collecting_against_a_plain_prefill(embedded_model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = load_language_model(embedded_model_folder, dtype="bfloat16")
+    network = AutoModelForCausalLM.from_pretrained(embedded_model_folder, dtype=torch.bfloat16, local_files_only=True)
+    prompts = PromptConfig(tasks=("niah_single_1", "vt", "cwe"), length_tokens=2048)
+    samples = generate_samples(prompts, split="train", num_samples_per_task=2, seed=0, tokenizer=model.tokenizer)
+    examples = [encode(sample, model.tokenizer) for sample in samples]
+    setting = CollectConfig().setting
+    store = TraceStore(tmp_path / "store")
+
+    def plain(example: EncodedSample) -> None:
+        token_ids = torch.tensor([example.context_ids + example.question_ids + example.answer_ids])
+        with torch.inference_mode():
+            network(input_ids=token_ids, use_cache=True, logits_to_keep=1)
+
+    def collect(example: EncodedSample) -> None:
+        trace = collect_trace(model, example, setting)
+        store.write_fragment(
+            collection="c",
+            model_digest="m",
+            samples=[trace_sample(example.sample.sample_id, cut_sample(example, setting).num_context)],
+            keys=trace.keys,
+            values=trace.values,
+            importance=trace.importance,
+        )
+
+    plain(examples[0])
+    ratios = []
+    for example in examples:
+        first, second = timed(plain, example), timed(collect, example)
+        first = min(first, timed(plain, example))
+        ratios.append(second / first - 1)
+        print(f"\nplain prefill {first:.2f} s, collected {second:.2f} s: {ratios[-1]:+.0%}", end="")
+    print(
+        f"\ncollecting adds {statistics.median(ratios):.0%} to a plain prefill, writing included (asked: at most 25 %)"
+    )
+    assert len(store.snapshot("c").rows) == len(examples)
