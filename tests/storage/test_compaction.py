@@ -149,6 +149,7 @@ def test_many_values_are_looked_up_as_few_are(table: Table) -> None:
 
 def test_writers_and_compactors_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     table, each = table_at(tmp_path), 80
+    table.append_arrow(rows(range(MANY)))  # so that indexes are made and brought up all the while
     writers = [start(APPENDING, tmp_path, name, each) for name in ("a", "b", "c")]
     compactors = [start(COMPACTING, tmp_path, stdout=subprocess.PIPE) for _ in range(2)]
     chance, killed = random.Random(0), 0
@@ -168,9 +169,9 @@ def test_writers_and_compactors_at_once_lose_and_double_nothing(tmp_path: Path) 
     for _ in range(2):
         content = table.scan()
         for name in ("a", "b", "c"):
-            own = content.filter(pc.equal(content["name"], name))
-            assert own["number"].to_pylist() == list(range(each))
-        assert content.num_rows == 3 * each
+            for own in (content.filter(pc.equal(content["name"], name)), table.scan(f"name = '{name}'")):
+                assert own["number"].to_pylist() == list(range(each))
+        assert content.slice(0, MANY).equals(rows(range(MANY))) and content.num_rows == MANY + 3 * each
         table.compact()
     assert num_files(table) == 1
 
