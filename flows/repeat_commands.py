@@ -46,9 +46,9 @@ def rerun(
     opened = Home.open(home_path(home), create=False)
     point_prefect_at(opened.path)
     with standard_output_kept_clean(), own_server(opened) as wait_for_server:
-        from flows import repetition
+        from flows import recorded, repetition
 
-        original = repetition.find_original(opened, run)  # whatever is wrong with it is said before the server is there
+        original = recorded.find_original(opened, run)  # whatever is wrong with it is said before the server is there
         wait_for_server()
         found = repetition.rerun(original.known.run_id, str(opened.path))
     if as_json:

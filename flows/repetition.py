@@ -7,59 +7,32 @@ if the results differ.
 """
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.process import prepare_process
-from flows.request import Request
+from flows.recorded import Original, Recorded, find_original
 from flows.stages import run_collection, run_evaluation, run_training
 from kvpolicy.errors import InputError
-from storage.artifacts import Artifact
-from storage.catalog import Catalog, CompletedRun
-from storage.differences import Difference, compare_runs, find_run, recorded_modules
+from storage.catalog import Catalog
+from storage.differences import Difference, compare_runs, recorded_modules
 from storage.home import Home
 from storage.tables import quote
-from tasks.collect import collect_fragment, snapshot_ref
+from tasks.collect import collect_fragment
 from tasks.evaluate import evaluate_shard
-from tasks.model import recorded_model
 from tasks.progress import LOGGER
-from tasks.prompts import prompts_ref, write_prompts
+from tasks.prompts import write_prompts
 from tasks.purpose import Purpose, acting_for
-from tasks.references import ModelRef, PolicyRef, PromptsRef, SnapshotRef
-from tasks.stage import loaded_code, lost_results, note_loaded_code
-from tasks.train import policy_ref, train_heads
+from tasks.stage import loaded_code, note_loaded_code
+from tasks.train import train_heads
 
 _NO_RESULTS = ("code", "environment")  # kinds of differences that are none of the results
-
-
-@dataclass(frozen=True, kw_only=True)
-class Original:
-    """A run that can be repeated.
-
-    Attributes:
-        row: Its row in the table `runs`.
-        known: What it read and made.
-        request: What it ran for.
-        request_id: Artifact of that.
-    """
-
-    row: Mapping[str, Any]
-    known: CompletedRun
-    request: Request
-    request_id: str
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Its parameters."""
-        return dict(json.loads(self.row["parameters_json"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,39 +69,6 @@ class _HomeBeside(Home):
         return self.beside / "mlflow"
 
 
-def find_original(home: Home, any_id: str) -> Original:
-    """Find the run that is meant, if it can be repeated.
-
-    Args:
-        home: The home.
-        any_id: A run, or an artifact or MLflow run that one made; 6 or more first characters do.
-
-    Raises:
-        InputError: If the run did not make anything itself, or its request was not recorded.
-        StorageError: If the id is unknown or ambiguous, or no run made that artifact.
-    """
-    catalog = Catalog(home)
-    row = find_run(catalog, any_id)
-    if any_id.startswith("run-") and not row["run_id"].startswith(any_id):  # it was taken for the one it stands on
-        raise InputError(f"{any_id} was skipped: repeat {row['run_id']}, which it stands on")
-    if row["outcome"] != "completed":
-        raise InputError(
-            f"{row['run_id']} {_WHY_NOT[row['outcome']]} ({row['reason']}): only a completed run can be repeated"
-        )
-    known = catalog.completed_run(row)
-    request_id = known.inputs.get("request")
-    if request_id is None or row["stage"] not in _STAGES:
-        raise InputError(
-            f"{row['run_id']} has no recorded request, which runs of earlier releases lack: "
-            "run the pipeline again with its options, then that run can be repeated"
-        )
-    request = Request.from_artifact(catalog.artifact(request_id))
-    return Original(row=row, known=known, request=request, request_id=request_id)
-
-
-_WHY_NOT = {"failed": "failed", "repeated": "is a repetition itself"}
-
-
 @flow(name="rerun")
 def rerun(run: str, home: str) -> Repetition:
     """Repeat a run and compare the results; nothing that is there changes."""
@@ -147,7 +87,7 @@ def rerun(run: str, home: str) -> Repetition:
     try:
         with acting_for(purpose):
             _, repeat = _STAGES[original.row["stage"]]
-            repeat(_Recorded(place, original))
+            repeat(Recorded(place, original))
         found = _compare(opened, original, own_id)
         worth_keeping = not found.identical and beside.exists()
     finally:
@@ -182,48 +122,7 @@ def _compare(home: Home, original: Original, flow_run_id: str) -> Repetition:
     )
 
 
-class _Recorded:
-    """What a recorded run read, as references for tasks; each is there and whole, or the repetition ends."""
-
-    def __init__(self, home: Home, original: Original) -> None:
-        self.home, self.original = home, original
-        self.config, self.parameters = original.request.config, original.parameters
-        self.seed = original.request.seed
-
-    def model(self) -> ModelRef:
-        return recorded_model(
-            self.home,
-            self.original.known.inputs["model"],
-            dtype=self.config.dtype,
-            source=self.original.request.model,
-        )
-
-    def prompts(self, role: str = "prompts") -> PromptsRef:
-        artifact = self._whole(role, "")
-        return prompts_ref(self.home, artifact.artifact_id, seed=self.seed)
-
-    def snapshot(self) -> SnapshotRef:
-        return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
-
-    def policies(self) -> list[PolicyRef]:
-        roles = [role for role in self.original.known.inputs if role.startswith("policy_")]
-        return [policy_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
-
-    def _whole(self, role: str, rests_on: str) -> Artifact:
-        """The artifact that the run read in a role."""
-        catalog, artifact_id = Catalog(self.home), self.original.known.inputs[role]
-        maker = catalog.completed_run(find_run(catalog, artifact_id))
-        only = dataclasses.replace(maker, outputs={role: artifact_id})
-        lost = lost_results(self.home, only, rests_on=rests_on)
-        if lost:
-            raise InputError(
-                f"{role} of {self.original.known.run_id}, {lost[0].artifact_id}, is lost or damaged at {lost[0].uri}: "
-                "`kvp run` with the options of that run makes it again"
-            )
-        return catalog.artifact(artifact_id)
-
-
-def _prompts(recorded: _Recorded) -> None:
+def _prompts(recorded: Recorded) -> None:
     config, told = recorded.config.prompts, recorded.parameters
     now = dict(config.read_texts().digests)
     changed = sorted(path for path in {*now, *told["texts"]} if now.get(path) != told["texts"].get(path))
@@ -239,12 +138,12 @@ def _prompts(recorded: _Recorded) -> None:
     )
 
 
-def _collect(recorded: _Recorded) -> None:
+def _collect(recorded: Recorded) -> None:
     parts = [recorded.prompts(f"prompts_{split}") for split in ("train", "validation")]
     run_collection(recorded.home, recorded.model(), parts, recorded.config.collect)
 
 
-def _collect_fragment(recorded: _Recorded) -> None:
+def _collect_fragment(recorded: Recorded) -> None:
     told = recorded.parameters
     collect_fragment(
         recorded.home,
@@ -256,12 +155,12 @@ def _collect_fragment(recorded: _Recorded) -> None:
     )
 
 
-def _train(recorded: _Recorded) -> None:
+def _train(recorded: Recorded) -> None:
     snapshot = recorded.snapshot()
     run_training(recorded.home, recorded.model(), snapshot, recorded.config.train, seed=recorded.seed)
 
 
-def _train_heads(recorded: _Recorded) -> None:
+def _train_heads(recorded: Recorded) -> None:
     first, stop = recorded.parameters["heads"]
     snapshot = recorded.snapshot()
     train_heads(
@@ -269,7 +168,7 @@ def _train_heads(recorded: _Recorded) -> None:
     )
 
 
-def _evaluate(recorded: _Recorded) -> None:
+def _evaluate(recorded: Recorded) -> None:
     run_evaluation(
         recorded.home,
         recorded.model(),
@@ -281,7 +180,7 @@ def _evaluate(recorded: _Recorded) -> None:
     )
 
 
-def _evaluate_shard(recorded: _Recorded) -> None:
+def _evaluate_shard(recorded: Recorded) -> None:
     evaluate_shard(
         recorded.home,
         recorded.model(),
@@ -294,7 +193,7 @@ def _evaluate_shard(recorded: _Recorded) -> None:
 
 
 # Stage -> the module whose code it is, and what runs it again.
-_STAGES: Mapping[str, tuple[str, Callable[[_Recorded], None]]] = {
+_STAGES: Mapping[str, tuple[str, Callable[[Recorded], None]]] = {
     "prompts": ("tasks.prompts", _prompts),
     "collect": ("tasks.collect", _collect),
     "collect-fragment": ("tasks.collect", _collect_fragment),

@@ -27,6 +27,7 @@ from tasks.stage import Stage, find_completed, lost_results
 from tasks.train import policy_ref, training_stage
 
 _COLLECT, _TRAIN, _EVALUATE = ("collect", ""), ("train", ""), ("evaluate", "")
+_RESULT = {"prompts": "prompts", "collect": "snapshot", "train": "policy", "evaluate": "evaluation"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class _Check:
         known = found or (run and run.known)
         if known is None:
             return
-        self._made[name] = next(iter(known.outputs.values()))
+        self._made[name] = known.outputs[_RESULT[name[0]]]
         if found is not None or run is None:
             return
         causes = [

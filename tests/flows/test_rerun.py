@@ -9,7 +9,7 @@ import pytest
 from outcomes import assert_refused, catalog
 from sources import copied_sources, documented
 
-from flows.repetition import find_original
+from flows.recorded import find_original
 from kvpolicy.errors import InputError
 from storage.errors import StorageError
 from storage.home import Home

@@ -1,0 +1,129 @@
+"""A recorded run as it can be asked for again: its request, and what it read, checked to be there and what it was."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.request import Request
+from kvpolicy.errors import InputError
+from storage.artifacts import Artifact
+from storage.catalog import Catalog, CompletedRun
+from storage.differences import find_run
+from storage.home import Home
+from tasks.collect import snapshot_ref
+from tasks.model import recorded_model
+from tasks.prompts import prompts_ref
+from tasks.references import ModelRef, PolicyRef, PromptsRef, SnapshotRef
+from tasks.stage import lost_results
+from tasks.train import policy_ref
+
+_WHY_NOT = {"failed": "failed", "repeated": "is a repetition itself"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """A run that can be repeated.
+
+    Attributes:
+        row: Its row in the table `runs`.
+        known: What it read and made.
+        request: What it ran for.
+        request_id: Artifact of that.
+    """
+
+    row: Mapping[str, Any]
+    known: CompletedRun
+    request: Request
+    request_id: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its parameters."""
+        return dict(json.loads(self.row["parameters_json"]))
+
+
+def find_original(home: Home, any_id: str) -> Original:
+    """Find the run that is meant, if it can be repeated.
+
+    Args:
+        home: The home.
+        any_id: A run, or an artifact or MLflow run that one made; 6 or more first characters do.
+
+    Raises:
+        InputError: If the run did not make anything itself, or its request was not recorded.
+        StorageError: If the id is unknown or ambiguous, or no run made that artifact.
+    """
+    catalog = Catalog(home)
+    row = find_run(catalog, any_id)
+    if any_id.startswith("run-") and not row["run_id"].startswith(any_id):  # it was taken for the one it stands on
+        raise InputError(f"{any_id} was skipped: repeat {row['run_id']}, which it stands on")
+    if row["outcome"] != "completed":
+        raise InputError(
+            f"{row['run_id']} {_WHY_NOT[row['outcome']]} ({row['reason']}): only a completed run can be repeated"
+        )
+    known = catalog.completed_run(row)
+    request_id = known.inputs.get("request")
+    if request_id is None:
+        raise InputError(
+            f"{row['run_id']} has no recorded request, which runs of earlier releases lack: "
+            "run the pipeline again with its options, then that run can be repeated"
+        )
+    request = Request.from_artifact(catalog.artifact(request_id))
+    return Original(row=row, known=known, request=request, request_id=request_id)
+
+
+class Recorded:
+    """What a recorded run read, as references for tasks.
+
+    Each is there and what it was, or else an `InputError` says which is not.
+
+    Attributes:
+        home: Where tasks are to work.
+        original: The run.
+        config: Its configuration.
+        parameters: Its parameters.
+        seed: Its seed.
+    """
+
+    def __init__(self, home: Home, original: Original) -> None:
+        self.home, self.original = home, original
+        self.config, self.parameters = original.request.config, original.parameters
+        self.seed = original.request.seed
+
+    def model(self) -> ModelRef:
+        """The model."""
+        return recorded_model(
+            self.home,
+            self.original.known.inputs["model"],
+            dtype=self.config.dtype,
+            source=self.original.request.model,
+        )
+
+    def prompts(self, role: str = "prompts") -> PromptsRef:
+        """A prompt set, by its role."""
+        artifact = self._whole(role, "")
+        return prompts_ref(self.home, artifact.artifact_id, seed=self.seed)
+
+    def snapshot(self) -> SnapshotRef:
+        """The traces, every fragment of them."""
+        return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
+
+    def policies(self) -> list[PolicyRef]:
+        """The policy sets, in their order."""
+        roles = [role for role in self.original.known.inputs if role.startswith("policy_")]
+        return [policy_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
+
+    def _whole(self, role: str, rests_on: str) -> Artifact:
+        """The artifact that the run read in a role."""
+        catalog, artifact_id = Catalog(self.home), self.original.known.inputs[role]
+        maker = catalog.completed_run(find_run(catalog, artifact_id))
+        only = dataclasses.replace(maker, outputs={role: artifact_id})
+        lost = lost_results(self.home, only, rests_on=rests_on)
+        if lost:
+            raise InputError(
+                f"{role} of {self.original.known.run_id}, {lost[0].artifact_id}, is lost or damaged at {lost[0].uri}: "
+                "`kvp run` with the options of that run makes it again"
+            )
+        return catalog.artifact(artifact_id)
