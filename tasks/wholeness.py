@@ -13,6 +13,7 @@ from storage.home import Home
 from storage.parquet import read_rows
 from storage.traces import TraceStore
 
+
 def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
     """Artifacts that are lost or damaged; fragments of traces, of which there may be thousands, are only looked for."""
     fragments: dict[str, Artifact] = {}
