@@ -125,9 +125,7 @@ def test_the_forms_of_stored_traces(embedded_model_folder: Path, tmp_path: Path)
         dtype: _heldout_cost(stored[dtype, "none"], plain, model.spec.num_heads, model.spec.head_dim)
         for dtype in ("bfloat16", "float8_e4m3fn")
     }
-    print(
-        f"\n{len(whole)} samples, {plain.num_bytes / 1e6:.0f} MB as they are; rates are of these bytes, whatever is stored"
-    )
+    print(f"\n{len(whole)} samples, {plain.num_bytes / 1e6:.0f} MB as they are; rates count these bytes")
     print("| dtype | compression | size | write, MB/s | cold read of a head, MB/s | held-out cost |")
     print("|---|---|---|---|---|---|")
     for (dtype, compression), form in stored.items():
