@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from storage.errors import StorageError, one_line
 from storage.graph import MADE
 from storage.schemas import UNIQUE
-from storage.tables import Table
-from storage.views import MACROS, PLACED, VIEWS
+from storage.tables import Table, quote
+from storage.views import MACROS, PLACED, VIEWS, View
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,6 +29,7 @@ _SHUT = (
     "SET lock_configuration = true",
 )
 _MOST_ROWS = 20_000_000
+_FEW_RUNS = 500
 _COMPLETED = "run_id IN (SELECT run_id FROM runs WHERE outcome = 'completed')"
 
 
@@ -51,10 +52,10 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
         for name in sorted(tables, key=lambda name: (name != "runs", name != "edges")):
             _create_view(connection, name, tables[name], version)
         _create_order_of_runs(connection, tables["runs"], version)
-        _create_ready_made(connection)
-        for setting in _SHUT:
-            connection.execute(setting)
         try:
+            _create_ready_made(connection, query)
+            for setting in _SHUT:
+                connection.execute(setting)
             # As a query within a query it also has columns of different names: `name` and `name_1`.
             answer = connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table()
         except RuntimeError as error:
@@ -125,13 +126,25 @@ def _create_order_of_runs(connection: duckdb.DuckDBPyConnection, runs: Table, ve
     connection.execute("USE main")
 
 
-def _create_ready_made(connection: duckdb.DuckDBPyConnection) -> None:
+def _create_ready_made(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     import pyarrow as pa
 
     described = {**VIEWS, **MACROS}
     names = pa.table({"name": list(described), "description": [view.description for view in described.values()]})
     connection.from_arrow(names).create_view("views")
     for name, view in VIEWS.items():
-        connection.execute(f"CREATE VIEW {name} AS {view.query}")
+        narrowed = _narrowed(connection, view) if name in query.lower() else view.query
+        connection.execute(f"CREATE VIEW {name} AS {narrowed}")
     for name, view in MACROS.items():
         connection.execute(f"CREATE MACRO {name} AS TABLE {view.query}")
+
+
+def _narrowed(connection: duckdb.DuckDBPyConnection, view: View) -> str:
+    """Name the runs that a view shows: Lance can look them up, but DuckDB does not tell it what a join has found."""
+    if not view.runs:
+        return view.query
+    runs = connection.sql(view.runs).to_arrow_table()["run_id"].to_pylist()
+    if not 0 < len(runs) <= _FEW_RUNS:
+        return view.query
+    own = f"(FROM curves WHERE run_id IN ({', '.join(map(quote, runs))})) curves"
+    return view.query.replace("FROM curves", f"FROM {own}")

@@ -16,15 +16,20 @@ class View:
     Attributes:
         description: what it answers.
         query: its SQL.
+        runs: SQL for the runs whose curves are all that it needs to read, or nothing.
     """
 
     description: str
     query: str
+    runs: str = ""
 
 
 # Runs with their place in the order in which they were recorded, since clocks may jump; `storage.sql` makes it.
 PLACED = "recorded.runs"
 _CURVE = "model_id, method, benchmark, setting, seed"
+_NEWEST = f"""
+    SELECT {_CURVE}, arg_max(run_id, place) AS run_id FROM curves JOIN {PLACED} USING (run_id) GROUP BY {_CURVE}
+"""
 
 
 def _walk(*, first: str, second: str) -> str:
@@ -47,12 +52,10 @@ VIEWS: Mapping[str, View] = {
     "latest_curves": View(
         description="curves of the newest evaluation of each model, method, benchmark, setting and seed",
         query=f"""
-            WITH newest AS MATERIALIZED (
-                SELECT {_CURVE}, arg_max(run_id, place) AS run_id
-                FROM curves JOIN {PLACED} USING (run_id) GROUP BY {_CURVE}
-            )
+            WITH newest AS MATERIALIZED ({_NEWEST})
             SELECT curves.* FROM curves SEMI JOIN newest USING (run_id, {_CURVE})
         """,
+        runs=f"SELECT DISTINCT run_id FROM ({_NEWEST})",
     ),
     "worst_heads": View(
         description="heads by held-out cost, worst first, of the newest policy set of each model",
