@@ -238,7 +238,8 @@ class Catalog:
         read = self._tables[table].scan(where, [*wanted, *(["run_id"] if owned and "run_id" not in wanted else [])])
         found: list[dict[str, Any]] = read.to_pylist()
         if owned:
-            runs = self._tables["runs"].scan_in("run_id", (row["run_id"] for row in found))
+            ids = (row["run_id"] for row in found)
+            runs = self._tables["runs"].scan_in("run_id", ids, columns=["run_id", "outcome"])
             counted = {row["run_id"] for row in runs if row["outcome"] in outcomes}
             found = [row for row in found if row["run_id"] in counted]
         return [{name: row[name] for name in wanted} for row in found]

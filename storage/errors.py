@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 
 _RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
+# Statuses with the reason behind them: a digest in a path, or a checksum, has such digits as well.
 _REMEDIES = (
-    (("AccessDenied", "403", "Unauthenticated", "InvalidAccessKeyId"), "check the AWS_* credentials and their rights"),
-    (("NoSuchBucket", "404"), "make the bucket, or name another place"),
     (
-        ("error sending request", "credential"),
+        r"AccessDenied|\b403 Forbidden|Unauthenticated|InvalidAccessKeyId",
+        "check the AWS_* credentials and their rights",
+    ),
+    (r"NoSuchBucket|\b404 Not Found", "make the bucket, or name another place"),
+    (
+        "error sending request|credential",
         "check AWS_ENDPOINT_URL, AWS_REGION, the AWS_* credentials and the network",
     ),
-    (("503", "SlowDown", "429"), "the object store is overloaded: run the same command again later"),
-    (("No space left",), "make room, then run the same command again"),
+    (
+        r"SlowDown|\b503 Service Unavailable|\b429 Too Many",
+        "the object store is overloaded: run the same command again later",
+    ),
+    ("No space left", "make room, then run the same command again"),
 )
 
 
@@ -30,4 +37,4 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 def remedy_for(error: BaseException) -> str:
     """Return "; what to do" for an error of a place, as far as its text tells."""
     text = str(error)
-    return next((f"; {remedy}" for signs, remedy in _REMEDIES if any(sign in text for sign in signs)), "")
+    return next((f"; {remedy}" for signs, remedy in _REMEDIES if re.search(signs, text)), "")

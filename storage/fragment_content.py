@@ -5,7 +5,6 @@ Not for how they lie in a place (`storage.fragments`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -109,26 +108,28 @@ def is_fill(block: np.ndarray[Any, Any]) -> bool:
 
 
 def head_digests(blocks: Sequence[np.ndarray[Any, Any]], spans: Sequence[Span]) -> np.ndarray[Any, Any]:
-    """Return the sha256 of each head of each sample as (sample, head, 32) bytes.
+    """Return the BLAKE3 digest of each head of each sample as (sample, head, 32) bytes.
 
     Args:
         blocks: keys and values (head, token, dim) and importance (head, token), as stored.
         spans: tokens of each sample.
     """
+    from blake3 import blake3  # two to three times as fast as sha256, and every byte that is read goes through it
+
     num_heads = len(blocks[0])
     digests = np.empty((len(spans), num_heads, 32), np.uint8)
 
     def hash_head(head: int) -> None:
         for index, (start, stop) in enumerate(spans):
-            hasher = hashlib.sha256()
+            hasher = blake3()
             for array in blocks:
-                hasher.update(np.ascontiguousarray(array[head, start:stop]).data)
+                hasher.update(np.ascontiguousarray(array[head, start:stop]).view(np.uint8).data)
             digests[index, head] = np.frombuffer(hasher.digest(), np.uint8)
 
     if num_heads == 1:
         hash_head(0)
     else:
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:  # hashlib lets go of the interpreter for large buffers
+        with ThreadPoolExecutor(_HASH_THREADS) as pool:  # blake3 lets go of the interpreter for large buffers
             list(pool.map(hash_head, range(num_heads)))
     return digests
 

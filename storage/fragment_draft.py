@@ -29,7 +29,7 @@ class FragmentDraft:
         samples: the samples, in the order of their tokens.
         spans: tokens of each.
         tensors: their traces.
-        heads: (sample, head, 32) bytes, the sha256 of each head of each sample.
+        heads: (sample, head, 32) bytes, the BLAKE3 digest of each head of each sample.
         sample_digests: digest of each sample's content.
     """
 

@@ -1,13 +1,13 @@
-"""Fragments of the trace store: one Zarr v3 group each, written once, in whole shards.
+"""Fragments of the trace store: one Zarr v3 group each, written once, one object for each KV head.
 
-A shard holds one KV head over all tokens of the fragment, so that reading a head is a sequential read. The group's own
-document is put last: with it the fragment is there, and without it there is nothing. Writing a fragment again, or
-twice at once, puts the same bytes under the same names.
+A head lies in one piece over all tokens of the fragment, so that reading it is a sequential read: as it is in memory,
+or compressed in a shard of smaller chunks, so that a part of it can be read. The group's own document is put last:
+with it the fragment is there, and without it there is nothing. Writing a fragment again, or twice at once, puts the
+same bytes under the same names.
 
-Two guards against damage. Every chunk and every shard index carries a crc32c; but the Rust codec pipeline (zarrs
-0.2.3) checks a chunk's only when it decodes a whole shard, and reading one sample is not that. So the array
-`head_digests` holds the sha256 of each head of each sample, and what is read of a part is compared with it. Arrays are
-padded to whole chunks: a shard that reaches past the end of its array could never be decoded whole.
+The array `head_digests` holds the BLAKE3 digest of each head of each sample, and every read is compared with it.
+Compressed chunks have bytes beside their content, padding among them, so they carry a crc32c as well; zarrs (0.2.3)
+checks it when it decodes a whole shard, and a shard is whole only if its array is padded to it.
 
 Not for which fragments count: that is the manifest's say.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 from storage.digests import digest_bytes, digest_json
 from storage.errors import StorageError, one_line, remedy_for
-from storage.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value, is_fill
+from storage.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value
 from storage.places import Place
 
 FOLDER = "fragments"
@@ -40,6 +40,7 @@ _REMEDY = "run `kvp traces verify --discard`, then collect it again"
 # zarr's configuration is global to the process, so it is changed only under this lock, and only while an array is
 # made or opened: that is when zarr binds the codec pipeline.
 _ZARR_CONFIG = threading.Lock()
+_PIPELINE = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "codec_pipeline.strict": True}
 
 
 def path_of(fragment_id: str) -> str:
@@ -151,23 +152,25 @@ def _documents(
     num_heads, tokens = tensors.keys.shape[:2]
     described = {**attributes, "logical_dtype": tensors.logical_dtype, "num_tokens": tokens}
     group = zarr.create_group(MemoryStore(store_dict=made), zarr_format=3, attributes=described)
-    # Even chunks: 1,100 tokens become 2 x 550, not 1,024 and a chunk that is mostly padding.
-    num_chunks = math.ceil(tokens / chunk_tokens)
-    chunk = math.ceil(tokens / num_chunks)
     for name, content in zip(ARRAYS, tensors.blocks, strict=True):
         rest = content.shape[2:]
+        chunk, shard, codecs = tokens, None, None
+        if compression != "none":
+            # Even chunks: 1,100 tokens become 2 x 550, not 1,024 and a chunk that is mostly padding.
+            num_chunks = math.ceil(tokens / chunk_tokens)
+            chunk = math.ceil(tokens / num_chunks)
+            shard, codecs = (1, num_chunks * chunk, *rest), _codecs(compression, content.dtype.itemsize)
         group.create_array(
             name,
-            shape=(num_heads, num_chunks * chunk, *rest),
+            shape=(num_heads, tokens if shard is None else shard[1], *rest),
             dtype=content.dtype,
             chunks=(1, chunk, *rest),
-            shards=(1, num_chunks * chunk, *rest),
+            shards=shard,
             filters=None,
-            compressors=_codecs(compression, content.dtype.itemsize),
+            compressors=codecs,
             fill_value=fill_value(content.dtype),
             dimension_names=("head", "token", "dim")[: content.ndim],
         )
-    # No checksum: these bytes are checked against the content that they describe, one head of one sample each.
     group.create_array(
         _DIGESTS, shape=digests.shape, dtype="uint8", chunks=digests.shape, compressors=None, fill_value=0
     )
@@ -178,7 +181,6 @@ def _codecs(compression: str, itemsize: int) -> list[Any]:
     from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
     compressors: Mapping[str, list[Any]] = {
-        "none": [],
         "zstd": [ZstdCodec(level=1)],
         "shuffled_zstd": [BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=itemsize)],
     }
@@ -214,7 +216,7 @@ class Fragment:
         num_tokens: tokens of all its samples.
         dims: dimensions of keys and of values.
         sample_index: first token of a sample -> its place among the samples.
-        digests: (sample, head, 32) bytes, the sha256 of each head of each sample.
+        digests: (sample, head, 32) bytes, the BLAKE3 digest of each head of each sample.
         arrays: name -> Zarr array.
     """
 
@@ -228,20 +230,19 @@ class Fragment:
     arrays: Mapping[str, Any]
 
     @classmethod
-    def open(cls, place: Place, fragment_id: str, *, check_all: bool = False) -> Fragment:
+    def open(cls, place: Place, fragment_id: str) -> Fragment:
         """Open a fragment.
 
         Args:
             place: the store's place.
             fragment_id: its name.
-            check_all: read with zarr's own codecs, which are slower but check every chunk that they touch.
 
         Raises:
             StorageError: if it is missing or its metadata is damaged.
         """
         path = path_of(fragment_id)
         try:
-            with _zarrs(enabled=not check_all) as zarr:
+            with _zarrs() as zarr:
                 group = zarr.open_group(place.reader(), path=path, mode="r", zarr_format=3)
                 arrays = {name: group[name] for name in ARRAYS}
                 digests = group[_DIGESTS]
@@ -265,13 +266,12 @@ class Fragment:
             ) from error
 
     def read(self, name: str, heads: Span, tokens: Span) -> np.ndarray[Any, Any]:
-        """Read a block of one array as stored: (head, token) or (head, token, dim).
+        """Read a block of one array as stored, (head, token) or (head, token, dim); compare it with `stored_digests`.
 
-        Unless it is all of a shard, nothing is checked, and a missing shard is
-        `storage.fragment_content.fill_value` throughout: compare the block with `stored_digests`.
+        What is missing reads as `storage.fragment_content.fill_value`.
 
         Raises:
-            StorageError: if a shard cannot be read.
+            StorageError: if it cannot be read.
         """
         try:
             block: np.ndarray[Any, Any] = self.arrays[name][slice(*heads), slice(*tokens)]
@@ -282,17 +282,14 @@ class Fragment:
             ) from error
         return block
 
-    def read_head(self, head: int) -> tuple[np.ndarray[Any, Any], ...]:
-        """Read keys, values and importance of one head, all of it and every checksum checked: (1, token, ...) each.
+    def read_head(self, head: int) -> list[np.ndarray[Any, Any]]:
+        """Read keys, values and importance of one head, all of it: (1, token, ...) each.
 
         Raises:
-            StorageError: if a shard is missing or damaged.
+            StorageError: if it cannot be read, or a checksum is wrong.
         """
         blocks = [self.read(name, (head, head + 1), (0, self.arrays[name].shape[1])) for name in ARRAYS]
-        for name, block in zip(ARRAYS, blocks, strict=True):
-            if is_fill(block):
-                raise StorageError(f"fragment {self.fragment_id} lost {name} of head {head}; {_REMEDY}")
-        return tuple(block[:, : self.num_tokens] for block in blocks)
+        return [block[:, : self.num_tokens] for block in blocks]
 
     def stored_digests(self, start: int) -> np.ndarray[Any, Any]:
         """Return the (head, 32) digests of the sample that begins at a token.
@@ -307,12 +304,11 @@ class Fragment:
 
 
 @contextmanager
-def _zarrs(*, enabled: bool = True) -> Iterator[Any]:
-    """Give zarr with the Rust codec pipeline, whose whole-shard writes are 5-10 times as fast as zarr's own."""
+def _zarrs() -> Iterator[Any]:
+    """Give zarr with the Rust codec pipeline, whose writes are 5-10 times as fast as zarr's own."""
     import zarr
 
-    pipeline = "zarrs.ZarrsCodecPipeline" if enabled else "zarr.core.codec_pipeline.BatchedCodecPipeline"
     # obstore and zarrs are two Rust modules, so zarrs opens a connection pool of its own, and says so each time.
     warnings.filterwarnings("ignore", "Successfully reconstructed a store", RuntimeWarning)
-    with _ZARR_CONFIG, zarr.config.set({"codec_pipeline.path": pipeline, "codec_pipeline.strict": True}):
+    with _ZARR_CONFIG, zarr.config.set(_PIPELINE):
         yield zarr

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.digests import digest_json
+from storage.errors import StorageError, one_line
 from storage.tables import Table, quote
 
 SCHEMA = pa.schema(
@@ -205,7 +206,9 @@ class Manifest:
         """
         where = None if collection is None else f"collection = {quote(collection)}"
         if sample_ids is not None:
-            found: Sequence[dict[str, Any]] = self._table.scan_in("sample_id", sample_ids, where or "true")
+            found: Sequence[dict[str, Any]] = self._table.scan_in(
+                "sample_id", sample_ids, where or "true", _ROW_FIELDS, version
+            )
         else:
             found = self._table.scan(where, _ROW_FIELDS, version).to_pylist()
         return [TraceRow(**{name: row[name] for name in _ROW_FIELDS}) for row in found]
@@ -221,12 +224,19 @@ class Manifest:
         """Count what each collection has, by its key; None where a sample has two rows, of which one counts.
 
         This reads a few columns of all rows, and none of them into Python's objects.
+
+        Raises:
+            StorageError: if they cannot be read, or memory is too short for it.
         """
         import duckdb
 
-        with duckdb.connect(":memory:") as connection:
-            connection.from_arrow(self._table.reader(_COUNTED_COLUMNS)).create_view("rows")
-            counted = connection.sql(_COUNTED).to_arrow_table().to_pylist()
+        # Or what does not fit into memory would go to a folder where the process runs.
+        with duckdb.connect(":memory:", config={"temp_directory": ""}) as connection:
+            try:
+                connection.from_arrow(self._table.reader(_COUNTED_COLUMNS)).create_view("rows")
+                counted = connection.sql(_COUNTED).to_arrow_table().to_pylist()
+            except duckdb.Error as error:
+                raise StorageError(f"manifest at {self.uri} cannot be counted: {one_line(error)}") from error
         return {
             row["collection"]: None
             if row.pop("different") < row["samples"]

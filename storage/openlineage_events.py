@@ -1,6 +1,7 @@
 """OpenLineage's events of a run: one START, and one COMPLETE or FAIL.
 
-They are built from what the catalog has of the run and from nothing else, so they can be made again at any time. The
+They are built from what the catalog has of the run, so they can be made again at any time. Only three things are those
+of now: the namespace of jobs, the address of the checkout, and columns of Parquet files, which are read there. The
 vocabulary (names, ids, facets) is described in docs/lineage.md; `storage.openlineage_delivery` sends and keeps events.
 A skipped run has none: no job ran, and a second COMPLETE would tell a receiver that its datasets were written again.
 """

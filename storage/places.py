@@ -12,8 +12,9 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from storage.errors import StorageError, one_line, remedy_for
 
 _SCHEME = "s3://"
+_PART = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,16 @@ class Place:
         """Return the place of a folder's path or an S3 URL; nothing is made or asked yet.
 
         Raises:
-            StorageError: if the URL is of another kind or names no bucket.
+            StorageError: if the URL is of another kind or names no bucket, or no folder can have that name.
         """
         text = str(url)
         if "://" not in text:
-            return cls(url=str(Path(text).expanduser().absolute()))
+            try:
+                path = Path(text).expanduser().absolute()
+                path.exists()  # a name may be too long to ask
+            except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user
+                raise StorageError(f"place {text[:80]} cannot be used: {one_line(error)}") from error
+            return cls(url=str(path))
         if not text.startswith(_SCHEME) or not text.removeprefix(_SCHEME).strip("/"):
             raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix")
         return cls(url=text.rstrip("/"))
@@ -132,7 +139,10 @@ class Place:
         Raises:
             StorageError: if the place cannot be reached or refuses.
         """
-        return max((entry["last_modified"] for entry in self._list(name)), default=None)
+        times = [entry["last_modified"] for entry in self._list(name)]
+        if self.is_local:
+            times += _times_of_remains(Path(self.join(name)))
+        return max(times, default=None)
 
     def remove(self, name: str, *, first: str) -> None:
         """Remove everything below a name, ``first`` of all the object that makes it count.
@@ -147,7 +157,7 @@ class Place:
                 if part:
                     self._objects.delete(part)
         if self.is_local:
-            _remove_empty_folders(Path(self.join(name)))
+            _remove_remains(Path(self.join(name)))
 
     def _list(self, name: str) -> list[Any]:
         if self._is_missing():
@@ -196,10 +206,23 @@ def _plain_http() -> bool:
     return os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", "")).startswith("http://")
 
 
-def _remove_empty_folders(root: Path) -> None:
-    """Objects have no folders, so the file system's are left behind; a writer may fill one again at any moment."""
-    for folder in sorted((path for path in [root, *root.rglob("*")] if path.is_dir()), reverse=True):
-        try:
-            folder.rmdir()
-        except OSError:
-            continue
+def _remains(root: Path) -> list[Path]:
+    """What only a file system has: folders, and parts of objects ("0#1" of "0") whose writers were killed."""
+    return [path for path in [root, *root.rglob("*")] if path.is_dir() or _PART.search(path.name)]
+
+
+def _times_of_remains(root: Path) -> list[dt.datetime]:
+    times = []
+    for path in _remains(root):
+        with suppress(OSError):  # it has become an object, or is gone
+            times.append(dt.datetime.fromtimestamp(path.stat().st_mtime, dt.UTC))
+    return times
+
+
+def _remove_remains(root: Path) -> None:
+    for path in sorted(_remains(root), reverse=True):
+        with suppress(OSError):  # a writer may fill a folder again at any moment
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink()

@@ -95,8 +95,11 @@ def _newest(catalog: Catalog, rows: list[Mapping[str, Any]]) -> dict[StageName, 
 
 def _makers(catalog: Catalog, run: StageRun) -> Iterator[StageRun]:
     for artifact_id in run.known.inputs.values():
-        if artifact_id.rpartition("-")[0] in _MADE_BY_STAGES:
-            edges = catalog.rows("edges", f"artifact_id = {quote(artifact_id)} AND role = 'output'", ["run_id"])
-            names = ", ".join(quote(edge["run_id"]) for edge in edges)
-            for row in catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'")[-1:]:
-                yield StageRun(row=row, known=catalog.completed_run(row))
+        if artifact_id.rpartition("-")[0] not in _MADE_BY_STAGES:
+            continue
+        edges = catalog.rows("edges", f"artifact_id = {quote(artifact_id)} AND role = 'output'", ["run_id"])
+        if not edges:
+            continue  # it was registered by hand
+        names = ", ".join(quote(edge["run_id"]) for edge in edges)
+        for row in catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'")[-1:]:
+            yield StageRun(row=row, known=catalog.completed_run(row))

@@ -142,9 +142,10 @@ class Table:
             replace(self, uri=draft).create()
             Path(draft).rename(place)  # fails if a folder with content is there
         except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
             if not place.is_dir():
                 raise self._error("cannot be made", error) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
         return self.dataset()
 
     def create(self) -> None:
@@ -219,7 +220,12 @@ class Table:
         return dataset.scanner(columns=list(columns), with_row_id=True)
 
     def scan_in(
-        self, column: str, values: Iterable[str], where: str = "true", columns: Sequence[str] | None = None
+        self,
+        column: str,
+        values: Iterable[str],
+        where: str = "true",
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
     ) -> list[dict[str, Any]]:
         """Read the rows whose ``column`` is one of ``values`` and that satisfy ``where``, in the order of commits.
 
@@ -228,14 +234,15 @@ class Table:
             values: what it may be.
             where: SQL condition on the columns.
             columns: columns to read, ``column`` among them; all by default.
+            version: version to read; the latest by default.
         """
         wanted = sorted(set(values))
         if not wanted:
             return []
         if len(wanted) <= _IN_LIST:
-            found = self.scan(f"{column} IN ({', '.join(map(quote, wanted))}) AND {where}", columns)
+            found = self.scan(f"{column} IN ({', '.join(map(quote, wanted))}) AND {where}", columns, version)
         else:  # so many look-ups take longer than reading all
-            found = self.scan(where, columns)
+            found = self.scan(where, columns, version)
             found = found.filter(pc.is_in(found[column], value_set=pa.array(wanted)))
         rows: list[dict[str, Any]] = found.to_pylist()
         return rows

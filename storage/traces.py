@@ -24,7 +24,7 @@ import numpy as np
 
 from storage import fragments
 from storage.errors import StorageError
-from storage.fragment_content import ARRAYS, head_digests, to_torch
+from storage.fragment_content import ARRAYS, Span, head_digests, to_torch
 from storage.fragment_draft import FragmentDraft
 from storage.fragments import COMPRESSIONS, Fragment
 from storage.manifest import TraceCollection, TraceRow, TraceSample, TraceSnapshot
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _OPEN_FRAGMENTS = 64
-_AHEAD = 2
+_AHEAD = 4
 _SHOWN = 5
 _LOOKS_AT_ONCE = 16
 
@@ -286,17 +286,11 @@ class TraceStore:
                 f"heads {asked}: expected at least one of 0 to {fragment.num_heads - 1}, in consecutive order"
             )
         blocks = [fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS]
-        digests = head_digests(blocks, [(0, row.context_tokens)])[0]
-        wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[first:last]).any(axis=1))
-        if wrong.size:
-            raise StorageError(
-                f"fragment {row.fragment_id}, sample {row.sample_id}, head {first + int(wrong[0])}: damaged, its"
-                " content is not what was written; run `kvp traces verify --discard`, then collect it again"
-            )
+        _check(fragment, [row], (first, last), blocks, [(0, row.context_tokens)])
         return _tensors(fragment, *blocks)
 
     def scan(self, rows: Iterable[TraceRow], head: int) -> Iterator[tuple[TraceRow, TraceTensors]]:
-        """Read one head of many samples: whole shards in a row, two fragments ahead, in bounded memory.
+        """Read one head of many samples, a fragment at a time and some ahead: sequential reads in bounded memory.
 
         Args:
             rows: the samples; those of one fragment come together, in the order of their first.
@@ -312,20 +306,24 @@ class TraceStore:
         for row in rows:
             by_fragment.setdefault(row.fragment_id, []).append(row)
 
-        def read(fragment_id: str) -> tuple[Fragment, tuple[np.ndarray[Any, Any], ...]]:
-            fragment = self._open(fragment_id)
+        def read(group: list[TraceRow]) -> list[tuple[TraceRow, TraceTensors]]:
+            fragment = self._open(group[0].fragment_id)
             if not 0 <= head < fragment.num_heads:
                 raise StorageError(f"head {head}: expected one of 0 to {fragment.num_heads - 1}")
-            return fragment, fragment.read_head(head)
+            blocks, spans = fragment.read_head(head), [(row.start, row.stop) for row in group]
+            _check(fragment, group, (head, head + 1), blocks, spans)
+            return [
+                (row, _tensors(fragment, *(block[:, slice(*span)] for block in blocks)))
+                for row, span in zip(group, spans, strict=True)
+            ]
 
         with ThreadPoolExecutor(_AHEAD, thread_name_prefix="scan") as readers:
-            names = iter(by_fragment)
-            ahead = deque(readers.submit(read, name) for name in islice(names, _AHEAD))
-            for group in by_fragment.values():
-                fragment, blocks = ahead.popleft().result()
-                ahead.extend(readers.submit(read, name) for name in islice(names, 1))
-                for row in group:
-                    yield row, _tensors(fragment, *(block[:, row.start : row.stop] for block in blocks))
+            groups = iter(by_fragment.values())
+            ahead = deque(readers.submit(read, group) for group in islice(groups, _AHEAD))
+            while ahead:
+                done = ahead.popleft().result()
+                ahead.extend(readers.submit(read, group) for group in islice(groups, 1))
+                yield from done
 
     def verify(self, collection: str | None = None) -> list[TraceProblem]:
         """Read every committed byte again and name what is damaged.
@@ -382,6 +380,23 @@ class TraceStore:
         """Seconds since something of a fragment was written; negative if a clock jumped back, which is young."""
         newest = self.place.newest(fragments.path_of(fragment_id))
         return -1 if newest is None else (dt.datetime.now(dt.UTC) - newest).total_seconds()
+
+
+def _check(
+    fragment: Fragment,
+    rows: Sequence[TraceRow],
+    heads: Span,
+    blocks: Sequence[np.ndarray[Any, Any]],
+    spans: Sequence[Span],
+) -> None:
+    """Compare what was read of some heads, and the samples at spans of it, with the digests of what was written."""
+    for row, digests in zip(rows, head_digests(blocks, spans), strict=True):
+        wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[slice(*heads)]).any(axis=1))
+        if wrong.size:
+            raise StorageError(
+                f"fragment {row.fragment_id}, sample {row.sample_id}, head {heads[0] + int(wrong[0])}: damaged, its"
+                " content is not what was written; run `kvp traces verify --discard`, then collect it again"
+            )
 
 
 def _ref(draft: FragmentDraft, fragment_id: str, *, digest: str, committed: tuple[str, ...]) -> FragmentRef:

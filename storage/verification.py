@@ -1,8 +1,7 @@
 """Verification of the trace store: every committed byte read again, and damage named by sample and head.
 
-Whole shards are read, which checks every chunk, padding included; then each head of each sample is compared with its
-stored digest and each sample with the digest in the manifest. A damaged shard is read again sample by sample with
-zarr's own codecs, which are slower but check every chunk that they touch.
+Every head is read whole, which also checks what lies beside compressed content, and each sample of it is compared with
+its stored digest and with the digest in the manifest. Where a head cannot be read whole, its samples are read alone.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ def verify_fragment(place: Place, fragment_id: str, rows: Sequence[TraceRow]) ->
         for head, read in enumerate(readers.map(lambda head: _try(_hash_head, fragment, head, rows), heads)):
             if isinstance(read, StorageError):
                 message = one_line(read.__cause__ or read)
-                # What no sample trips over alone, an index or padding, belongs to every sample of the shard.
-                found = _find_damaged(place, fragment_id, head, rows, actual[:, head]) or rows
+                # What no sample trips over alone, an index or padding, belongs to every sample of the head.
+                found = _find_damaged(fragment, head, rows, actual[:, head]) or rows
             else:
-                message = "its content differs from its digest, though every checksum holds"
+                message = "its content is not what was written"
                 actual[:, head] = read
                 differs = (read != stored[:, head]).any(axis=1)
                 found = [row for row, is_wrong in zip(rows, differs, strict=True) if is_wrong]
@@ -103,10 +102,9 @@ def _hash_head(fragment: Fragment, head: int, rows: Sequence[TraceRow]) -> np.nd
 
 
 def _find_damaged(
-    place: Place, fragment_id: str, head: int, rows: Sequence[TraceRow], digests: np.ndarray[Any, Any]
+    fragment: Fragment, head: int, rows: Sequence[TraceRow], digests: np.ndarray[Any, Any]
 ) -> Sequence[TraceRow]:
-    """Read each sample of a damaged shard alone; fill in the (sample, 32) digests of the whole, return the others."""
-    fragment = Fragment.open(place, fragment_id, check_all=True)
+    """Read each sample of a damaged head alone; fill in the (sample, 32) digests of the whole, return the others."""
     found = []
     for index, row in enumerate(rows):
         try:
@@ -116,5 +114,5 @@ def _find_damaged(
             continue
         digests[index] = head_digests(blocks, [(0, row.context_tokens)])[0, 0]
         if (digests[index] != fragment.stored_digests(row.start)[head]).any():
-            found.append(row)  # a shard that is missing reads as something
+            found.append(row)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,14 +32,14 @@ def write_raw(path: Path, tensors: Iterable[torch.Tensor]) -> None:
     os.sync()
 
 
-def read_raw(paths: Sequence[Path]) -> int:
-    """Read files from end to end; returns their bytes."""
-    total = 0
+def read_raw(paths: Sequence[Path], first: int = 0, num_bytes: int = sys.maxsize) -> None:
+    """Read files one after the other, each from a byte on, and at most so many bytes of it."""
     for path in paths:
         with path.open("rb", buffering=0) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                total += len(block)
-    return total
+            stream.seek(first)
+            left = num_bytes
+            while left > 0 and (block := stream.read(min(_BLOCK_BYTES, left))):
+                left -= len(block)
 
 
 def forget(paths: Iterable[Path]) -> None:
