@@ -116,6 +116,17 @@ def test_a_manifest_that_names_a_lost_fragment_says_which(tmp_path: Path) -> Non
     assert [problem.sample_id for problem in store.verify()] == ["a"]
 
 
+def test_half_an_object_whose_writer_was_killed_goes_with_its_fragment(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path)
+    kept = write(store, [trace_sample("a", 10)])
+    half = tmp_path / "fragments" / "halfway" / "keys" / "c" / "0" / "0" / "0#1"  # what obstore writes before "0"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    assert store.gc() == []
+    assert store.gc(min_age_s=0) == ["halfway"]
+    assert [path.name for path in (tmp_path / "fragments").iterdir()] == [kept.fragment_id]
+
+
 def test_a_clock_that_jumps_back_makes_nothing_old(tmp_path: Path) -> None:
     store = TraceStore(tmp_path)
     write(store, [trace_sample("a", 10)])
