@@ -68,6 +68,16 @@ def test_counts_are_those_of_a_loop(
         assert manifest.fragment_ids(without=without) == left
 
 
+def test_samples_are_looked_up_as_of_a_version_too(tmp_path: Path) -> None:
+    manifest = Manifest(uri=str(tmp_path / "m.lance"))
+    manifest.commit([trace_row("a", "s1", "f1", "train", 3)])
+    version = manifest.version()
+    manifest.commit([trace_row("a", name, "f2", "train", 3) for name in ("s1", "s2")])
+    for names in (["s1", "s2"], [f"s{index}" for index in range(1000)]):  # few are asked for by name, many are not
+        assert [row.fragment_id for row in manifest.rows("a", sample_ids=names, version=version)] == ["f1"]
+        assert [row.fragment_id for row in manifest.rows("a", sample_ids=names)] == ["f1", "f2", "f2"]
+
+
 def test_a_sample_with_two_rows_counts_once_and_its_other_fragment_is_garbage(tmp_path: Path) -> None:
     store = TraceStore(tmp_path / "store")
     write(store, [trace_sample("a", 10), trace_sample("b", 10)])
