@@ -59,6 +59,13 @@ def test_what_was_skipped_or_read_is_followed_to_the_run_that_made_it(asked: Cat
     assert runs(first) == runs(second) == expected
 
 
+def test_what_was_registered_by_hand_leads_to_no_run(asked: Catalog) -> None:
+    asked.register(SNAPSHOT)
+    trained = run(asked, "train", request=FIRST.artifact_id, inputs={"snapshot": SNAPSHOT.artifact_id})
+    (record,) = recorded_requests(asked)
+    assert runs(record) == {("train", ""): trained}
+
+
 def test_without_requests_there_is_nothing_to_ask_about(asked: Catalog) -> None:
     run(asked, "train")
     assert recorded_requests(asked) == []
