@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.options import Choices
+from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from kvpolicy.pipeline import PipelineConfig, read_config
 from storage.artifacts import Artifact, request_artifact
@@ -61,8 +62,12 @@ class Request:
             StorageError: If the choices do.
         """
         content: Mapping[str, Any] = artifact.metadata
-        config = dict(content["config"])
-        preset = str(config.pop("preset"))
+        values = dict(content["config"])
+        preset = str(values.pop("preset"))
+        try:
+            config = read_config(values, name=preset)
+        except InputError as error:
+            raise InputError(f"{artifact.artifact_id}: {error}: use the release that recorded it") from error
         known = {field.name for field in dataclasses.fields(Choices)}
         if unknown := set(content["choices"]) - known:
             raise StorageError(
@@ -70,7 +75,7 @@ class Request:
                 "know: use the release that recorded it"
             )
         return cls(
-            config=read_config(config, name=preset),
+            config=config,
             model=str(content["model"]),
             seed=int(content["seed"]),
             choices=Choices(**content["choices"]),

@@ -166,16 +166,16 @@ class _Check:
 
     def _told_now(self) -> tuple[PipelineConfig, Mapping[str, str], list[Cause]]:
         """The configuration that preset and choices give now, the digests of outside texts, and what is wrong there."""
-        config, problems = self._request.config, []
+        config = self._request.config
         try:
-            config = self._request.choices.configure(config.preset)
-        except InputError as error:
-            version = f"{config.preset}, version {config.version}"
-            problems.append(Cause(kind="parameter", name="preset", recorded=version, now=str(error)))
-        try:
-            return config, config.prompts.read_texts().digests, problems
+            texts = config.prompts.read_texts().digests  # the choices name these files, so a preset has no others
         except InputError as error:
             return config, {}, [Cause(kind="input", name="texts", recorded="read", now=str(error))]
+        try:
+            return self._request.choices.configure(config.preset), texts, []
+        except InputError as error:
+            version = f"{config.preset}, version {config.version}"
+            return config, texts, [Cause(kind="parameter", name="preset", recorded=version, now=str(error))]
 
     def _model_now(self, config: PipelineConfig) -> tuple[ModelRef, list[Cause]]:
         """The model that would be read now; one that would have to be fetched first is taken to be the same."""

@@ -172,8 +172,7 @@ def test_a_text_that_changed_or_is_gone_is_named(kvp_here, small_run, tmp_path):
     assert causes(kvp_here("stale", "--json", home=home)) == expected
     essay.unlink()
     found = causes(kvp_here("stale", "--json", home=home))
-    assert {stage for stage, own in found.items() if ("input", "texts") in own} == PROMPTS
-    assert found["collect"] == renewed
+    assert found == {**{stage: {("input", "texts"), text} for stage in PROMPTS}, "collect": renewed}
 
 
 def test_a_request_that_found_everything_is_asked_about_too(kvp_here, small_run, tmp_path):
