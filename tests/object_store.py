@@ -33,7 +33,7 @@ def credentials(endpoint: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests",
         "AWS_REGION": "us-east-1",
     }
 

@@ -15,9 +15,7 @@ def run(name: str, stage: str, outcome: str = "completed") -> LineageNode:
     return node(name, "run", stage, outcome=outcome)
 
 
-def graph(
-    root: str, nodes: list[LineageNode], pairs: list[tuple[str, str, str]], direction: str = "up"
-) -> LineageGraph:
+def graph(root: str, nodes: list[LineageNode], pairs: list[tuple[str, str, str]]) -> LineageGraph:
     """A graph of (source, target, name) flows."""
     found = {each.id: each for each in nodes}
     edges = tuple(

@@ -140,7 +140,8 @@ def kvp_here(
     from flows.cli import main
 
     del embedded_model_folder  # fetched and converted before, under bars that are not the command's
-    for name in [name for name in os.environ if name.startswith(("PREFECT_", "KVP_HOME", "OPENLINEAGE"))]:
+    foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "OPENLINEAGE")
+    for name in [name for name in os.environ if name.startswith(foreign)]:
         monkeypatch.delenv(name)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):
         monkeypatch.setenv(name, server_environment[name])

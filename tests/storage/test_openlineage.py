@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openlineage_checks import problems
 
 from storage import openlineage_delivery
 from storage.artifacts import Artifact
@@ -31,6 +30,7 @@ from storage.openlineage_events import run_events, run_uuid
 from storage.parquet import write_rows
 from storage.recorded_runs import recorded_runs
 from tests.storage.conftest import artifact, curve_row
+from tests.storage.openlineage_checks import problems
 
 FLOW_RUN = "d70bf81b-2f56-4231-9b4d-7c599ef1e665"
 MODEL = Artifact(kind="model", digest=digest_bytes(b"m"), name='a "model" <b>&', uri="file:///models/m%20odel")
