@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from storage import fragments
-from storage.errors import StorageError, one_line
+from storage.errors import StorageError, one_line, remedy_for
 from storage.fragment_content import ARRAYS, head_digests, sample_digest
 from storage.fragments import Fragment
 from storage.manifest import TraceRow
@@ -51,6 +51,9 @@ def verify_fragment(place: Place, fragment_id: str, rows: Sequence[TraceRow]) ->
         place: the store's place.
         fragment_id: the fragment.
         rows: its committed samples.
+
+    Raises:
+        StorageError: if the place is busy, refuses or cannot be reached, which says nothing of what lies there.
     """
 
     def problem(row: TraceRow, head: int | None, message: str) -> TraceProblem:
@@ -62,6 +65,7 @@ def verify_fragment(place: Place, fragment_id: str, rows: Sequence[TraceRow]) ->
         fragment = Fragment.open(place, fragment_id)
         stored = np.stack([fragment.stored_digests(row.start) for row in rows])
     except StorageError as error:
+        _require_damage(error)
         yield from (problem(row, None, str(error)) for row in rows)
         return
     actual = np.zeros_like(stored)
@@ -91,7 +95,14 @@ def _try(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except StorageError as error:
+        _require_damage(error)
         return error
+
+
+def _require_damage(error: StorageError) -> None:
+    """Go on only with what is the fragment's own trouble: whoever is told of damage may discard it."""
+    if remedy_for(error.__cause__ or error):
+        raise error
 
 
 def _hash_head(fragment: Fragment, head: int, rows: Sequence[TraceRow]) -> np.ndarray[Any, Any]:
@@ -109,7 +120,8 @@ def _find_damaged(
     for index, row in enumerate(rows):
         try:
             blocks = [fragment.read(name, (head, head + 1), (row.start, row.stop)) for name in ARRAYS]
-        except StorageError:
+        except StorageError as error:
+            _require_damage(error)
             found.append(row)
             continue
         digests[index] = head_digests(blocks, [(0, row.context_tokens)])[0, 0]

@@ -79,6 +79,7 @@ class FaultyProxy(ThreadingHTTPServer):
     Attributes:
         busy_share: share of requests that get 503.
         denies: methods that get 403.
+        denies_below: part of a path: others are let through.
         refused: how many requests it has refused.
     """
 
@@ -89,6 +90,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.target = endpoint.removeprefix("http://")
         self.busy_share = 0.0
         self.denies: tuple[str, ...] = ()
+        self.denies_below = ""
         self.refused = 0
         self.draws = random.Random(0)
         self.lock = threading.Lock()
@@ -97,9 +99,9 @@ class FaultyProxy(ThreadingHTTPServer):
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def refusal(self, method: str) -> tuple[int, bytes] | None:
+    def refusal(self, method: str, path: str) -> tuple[int, bytes] | None:
         with self.lock:
-            answer = (403, _DENIED) if method in self.denies else None
+            answer = (403, _DENIED) if method in self.denies and self.denies_below in path else None
             if answer is None and self.draws.random() < self.busy_share:
                 answer = (503, _BUSY)
             self.refused += answer is not None
@@ -112,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        refusal = self.server.refusal(self.command)
+        refusal = self.server.refusal(self.command, self.path)
         if refusal is not None:
             self._answer(refusal[0], {}, refusal[1])
             return

@@ -223,6 +223,14 @@ def test_an_object_store_that_denies_access_is_one_line_and_loses_nothing(s3_url
     assert store.verify() == []
 
 
+@pytest.mark.parametrize("below", ["head_digests/zarr.json", "head_digests/c/", "values/c/1"])
+def test_what_an_object_store_does_not_give_is_not_called_damage(s3_url: str, proxy: FaultyProxy, below: str) -> None:
+    write(TraceStore(s3_url), [trace_sample("a", 10)])
+    proxy.denies, proxy.denies_below = ("GET", "HEAD"), below
+    with pytest.raises(StorageError, match=r"AWS_\*"):
+        TraceStore(s3_url).verify()
+
+
 def test_a_bucket_that_is_not_there_is_one_line(s3_url: str) -> None:
     del s3_url
     store = TraceStore("s3://no-such-bucket/prefix")
