@@ -68,7 +68,7 @@ def test_every_flipped_byte_is_found_and_named(tmp_path: Path, compression: str)
 def _hit(
     path: Path, place: int, size: int, rows: tuple[TraceRow, ...], compression: str
 ) -> tuple[set[tuple[str, int | None]], set[tuple[str, int | None]]]:
-    """(sample, head) that a damaged byte belongs to, and those that may be named with it: of its chunk, or shard."""
+    """(sample, head) that a damaged byte belongs to, and those that may be named with it: all of a shard."""
     ids = {row.sample_id for row in rows}
     if path.name == "zarr.json":
         everything = {(name, None) for name in ids}
@@ -77,16 +77,11 @@ def _hit(
         sample, head = divmod(place // 32, HEADS)
         return {(rows[sample].sample_id, head)}, {(rows[sample].sample_id, head)}
     head = int(path.parts[2])
-    tokens = rows[-1].stop
-    num_chunks = -(-tokens // CHUNK_TOKENS)
-    chunk_tokens = -(-tokens // num_chunks)
-    index_bytes = 16 * num_chunks + 4
-    whole_shard = {(name, head) for name in ids}
-    if compression != "none" or place >= size - index_bytes:
-        return set(), whole_shard
-    first = place // ((size - index_bytes) // num_chunks) * chunk_tokens
-    in_chunk = {(row.sample_id, head) for row in rows if row.start < first + chunk_tokens and row.stop > first}
-    return in_chunk, in_chunk
+    if compression != "none":
+        return set(), {(name, head) for name in ids}
+    token = place // (size // rows[-1].stop)
+    hit = {(row.sample_id, head) for row in rows if row.start <= token < row.stop}
+    return hit, hit
 
 
 def test_a_full_disk_is_one_line_and_the_next_try_goes_on(tmp_path: Path) -> None:

@@ -59,10 +59,9 @@ def test_zeros_are_stored_like_anything_else(tmp_path: Path) -> None:
     (row,) = store.snapshot("c").rows
     assert not store.read(row).keys.any()
     shutil.rmtree(tmp_path / "fragments" / row.fragment_id / "keys" / "c" / "1")
-    with pytest.raises(StorageError, match="head 1: damaged"):  # not zeros again
-        store.read(row)
-    with pytest.raises(StorageError, match="lost keys of head 1"):
-        list(store.scan([row], 1))
+    for read in (lambda: store.read(row), lambda: list(store.scan([row], 1))):
+        with pytest.raises(StorageError, match="head 1: damaged"):  # not zeros again
+            read()
     assert [problem.head for problem in store.verify()] == [1]
 
 
