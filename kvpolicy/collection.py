@@ -14,7 +14,6 @@ from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import check_setting, cut_sample
 
-
 STORED_DTYPES = ("model", "float8_e4m3fn")
 COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
 
