@@ -46,7 +46,7 @@ def collect_fragment(
     def body(run: RunRecorder) -> None:
         store = TraceStore(home.traces, compression=config.compression)
         samples = read_encoded(prompts, model, slice(first, stop))
-        keys, values, importance = _collect(load_model(model), samples, config)
+        keys, values, importance = collect_traces(load_model(model), samples, config)
         fragment = store.write_fragment(
             collection=collection,
             model_digest=model.digest,
@@ -115,7 +115,7 @@ def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
     )
 
 
-def _collect(
+def collect_traces(
     model: LanguageModel, samples: Sequence[EncodedSample], config: CollectConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys, values (head, token, dim) and importance (head, token) of samples, end to end."""

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.collection import CollectConfig, collect_trace
+from kvpolicy.collection import CollectConfig
 from kvpolicy.models.language_model import load_language_model
-from kvpolicy.prompts import EncodedSample, encode
+from kvpolicy.prompts import encode
 from kvpolicy.protocol import cut_sample
 from storage.traces import TraceRow, TraceSample, TraceStore
+from tasks.collect import collect_traces
 from tests.benchmarks.disk import files_of, forget, read_raw, timed, write_raw
 from tests.storage.trace_content import trace_sample
 
@@ -30,6 +31,7 @@ LAYERS, KV_HEADS, DIM = 28, 4, 128  # Qwen2.5-7B
 NUM_HEADS = LAYERS * KV_HEADS
 SAMPLE_TOKENS, SAMPLES, FRAGMENTS = 4096, 16, 3  # 11.4 GB
 HEADS_READ = 16
+ROUNDS = 3
 
 
 def _random_traces(seed: int) -> dict[str, torch.Tensor]:
@@ -108,36 +110,38 @@ def test_collecting_against_a_plain_prefill(embedded_model_folder: Path, tmp_pat
 
     model = load_language_model(embedded_model_folder, dtype="bfloat16")
     network = AutoModelForCausalLM.from_pretrained(embedded_model_folder, dtype=torch.bfloat16, local_files_only=True)
-    prompts = PromptConfig(tasks=("niah_single_1", "vt", "cwe"), length_tokens=2048)
-    samples = generate_samples(prompts, split="train", num_samples_per_task=2, seed=0, tokenizer=model.tokenizer)
+    prompts = PromptConfig(tasks=("niah_single_1", "vt", "cwe", "fwe"), length_tokens=2048)
+    samples = generate_samples(prompts, split="train", num_samples_per_task=1, seed=0, tokenizer=model.tokenizer)
     examples = [encode(sample, model.tokenizer) for sample in samples]
-    setting = CollectConfig().setting
-    store = TraceStore(tmp_path / "store")
+    config, store = CollectConfig(), TraceStore(tmp_path / "store")
 
-    def plain(example: EncodedSample) -> None:
-        token_ids = torch.tensor([example.context_ids + example.question_ids + example.answer_ids])
-        with torch.inference_mode():
-            network(input_ids=token_ids, use_cache=True, logits_to_keep=1)
+    def plain() -> None:
+        for example in examples:
+            token_ids = torch.tensor([example.context_ids + example.question_ids + example.answer_ids])
+            with torch.inference_mode():
+                network(input_ids=token_ids, use_cache=True, logits_to_keep=1)
 
-    def collect(example: EncodedSample) -> None:
-        trace = collect_trace(model, example, setting)
+    def collect(collection: str) -> None:
+        keys, values, importance = collect_traces(model, examples, config)
         store.write_fragment(
-            collection="c",
+            collection=collection,
             model_digest="m",
-            samples=[trace_sample(example.sample.sample_id, cut_sample(example, setting).num_context)],
-            keys=trace.keys,
-            values=trace.values,
-            importance=trace.importance,
+            samples=[
+                trace_sample(example.sample.sample_id, cut_sample(example, config.setting).num_context)
+                for example in examples
+            ],
+            keys=keys,
+            values=values,
+            importance=importance,
         )
 
-    plain(examples[0])
+    plain()
     ratios = []
-    for example in examples:
-        first, second = timed(plain, example), timed(collect, example)
-        first = min(first, timed(plain, example))
-        ratios.append(second / first - 1)
-        print(f"\nplain prefill {first:.2f} s, collected {second:.2f} s: {ratios[-1]:+.0%}", end="")
-    print(
-        f"\ncollecting adds {statistics.median(ratios):.0%} to a plain prefill, writing included (asked: at most 25 %)"
-    )
-    assert len(store.snapshot("c").rows) == len(examples)
+    for number in range(ROUNDS):
+        before_s, ours_s, after_s = timed(plain), timed(collect, f"round {number}"), timed(plain)
+        ratios.append(ours_s / ((before_s + after_s) / 2) - 1)
+        print(
+            f"\nplain prefill {before_s:.1f} s and {after_s:.1f} s, collected {ours_s:.1f} s: {ratios[-1]:+.0%}", end=""
+        )
+    print(f"\ncollecting adds {statistics.median(ratios):.0%} to a plain prefill, written too (asked: at most 25 %)")
+    assert len(store.rows()) == ROUNDS * len(examples)
