@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
-# Statuses with the reason behind them: a digest in a path, or a checksum, has such digits as well.
+# Statuses with the reason behind them, and no part of a path: digests and checksums have such digits as well.
 _REMEDIES = (
     (
         r"AccessDenied|\b403 Forbidden|Unauthenticated|InvalidAccessKeyId",
@@ -13,7 +13,7 @@ _REMEDIES = (
     ),
     (r"NoSuchBucket|\b404 Not Found", "make the bucket, or name another place"),
     (
-        "error sending request|credential",
+        r"error sending request|(?<![/\w])credential",
         "check AWS_ENDPOINT_URL, AWS_REGION, the AWS_* credentials and the network",
     ),
     (

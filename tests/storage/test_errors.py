@@ -15,7 +15,9 @@ from storage.errors import remedy_for
         ("<Code>NoSuchBucket</Code>", "make the bucket"),
         ("No space left on device (os error 28)", "make room"),
         ("No such file: /store/fragments/3f403ab04041d503f429/zarr.json", ""),
+        ("No such file: /home/me/credentials/store/fragments/3f/zarr.json", ""),
         ("the checksum is 403, expected 1404", ""),
+        ("no credentials in the property bag", "check AWS_ENDPOINT_URL"),
     ],
 )
 def test_a_remedy_is_told_by_words_and_not_by_digits(said: str, remedy: str) -> None:
