@@ -27,7 +27,7 @@ def run_collection(
         for part in prompts:
             for first in range(0, part.num_samples, config.samples_per_fragment):
                 outcome = collect_fragment(home, model, part, config, collection=stage.key, first=first)
-                fragments.append(outcome.outputs["fragment"])
+                fragments.extend(outcome.outputs.values())
     sealed: tuple[SnapshotRef, StageOutcome] = seal_collection(home, model, stage, config, fragments)
     return sealed
 

@@ -80,6 +80,11 @@ class FragmentDraft:
         return [sample.sample_id for sample in self.samples]
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's traces, every head."""
+        return sum(int(block.nbytes) for block in self.tensors.blocks) // self.spans[-1][1]
+
+    @property
     def digest(self) -> str:
         """Digest of the content."""
         return digest_json([list(pair) for pair in zip(self.sample_ids, self.sample_digests, strict=True)])
@@ -116,7 +121,6 @@ class FragmentDraft:
                 fragment_id=fragment_id,
                 start=start,
                 sample_digest=digest,
-                fragment_digest=self.digest,
                 metadata_digest=metadata_digest,
             )
 

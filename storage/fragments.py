@@ -35,7 +35,7 @@ DOCUMENT = "zarr.json"
 _DIGESTS = "head_digests"
 _HEADS_AT_ONCE = 8
 _DOCUMENTS = (*(f"{name}/{DOCUMENT}" for name in (*ARRAYS, _DIGESTS)), DOCUMENT)  # the group's own last
-_REMEDY = "run `kvp traces verify --discard`, then collect it again"
+REMEDY = "run `kvp traces verify --discard`, then collect it again"
 
 # zarr's configuration is global to the process, so it is changed only under this lock, and only while an array is
 # made or opened: that is when zarr binds the codec pipeline.
@@ -105,11 +105,11 @@ def write(
     """
     path = path_of(fragment_id)
     try:
+        documents = _documents(tensors, digests, attributes, chunk_tokens=chunk_tokens, compression=compression)
+        for name in _DOCUMENTS[:-1]:
+            place.write(f"{path}/{name}", documents[name])
+        store = place.writer()
         with _zarrs() as zarr:
-            documents = _documents(tensors, digests, attributes, chunk_tokens=chunk_tokens, compression=compression)
-            for name in _DOCUMENTS[:-1]:
-                place.write(f"{path}/{name}", documents[name])
-            store = place.writer()
             arrays = {name: zarr.open_array(store, path=f"{path}/{name}", mode="r+") for name in (*ARRAYS, _DIGESTS)}
         arrays[_DIGESTS][...] = digests
         for name, content in zip(ARRAYS, tensors.blocks, strict=True):
@@ -197,7 +197,7 @@ def metadata_digest(place: Place, fragment_id: str) -> str:
     documents = {name: place.read(f"{path}/{name}") for name in _DOCUMENTS}
     missing = [name for name, content in documents.items() if content is None]
     if missing:
-        raise StorageError(f"fragment {place.join(path)} is not whole: {', '.join(missing)} missing; {_REMEDY}")
+        raise StorageError(f"fragment {place.join(path)} is not whole: {', '.join(missing)} missing; {REMEDY}")
     return _digest_documents({name: content or b"" for name, content in documents.items()})
 
 
@@ -262,7 +262,7 @@ class Fragment:
             )
         except Exception as error:  # zarr raises many types on damaged metadata
             raise StorageError(
-                f"fragment {place.join(path)} cannot be opened: {one_line(error)}{remedy_for(error) or f'; {_REMEDY}'}"
+                f"fragment {place.join(path)} cannot be opened: {one_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
             ) from error
 
     def read(self, name: str, heads: Span, tokens: Span) -> np.ndarray[Any, Any]:
@@ -278,7 +278,7 @@ class Fragment:
         except Exception as error:  # the Rust side raises RuntimeError, zarr ValueError and others
             raise StorageError(
                 f"fragment {self.fragment_id}: {name} of heads {heads[0]}-{heads[1] - 1} cannot be read:"
-                f" {one_line(error)}{remedy_for(error) or f'; {_REMEDY}'}"
+                f" {one_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
             ) from error
         return block
 
@@ -298,7 +298,7 @@ class Fragment:
             StorageError: if no sample begins there.
         """
         if start not in self.sample_index:
-            raise StorageError(f"fragment {self.fragment_id} has no sample that begins at token {start}; {_REMEDY}")
+            raise StorageError(f"fragment {self.fragment_id} has no sample that begins at token {start}; {REMEDY}")
         stored: np.ndarray[Any, Any] = self.digests[self.sample_index[start]]
         return stored
 

@@ -33,7 +33,6 @@ SCHEMA = pa.schema(
         pa.field("fragment_id", pa.string(), nullable=False),
         pa.field("start", pa.int64(), nullable=False),
         pa.field("sample_digest", pa.string(), nullable=False),
-        pa.field("fragment_digest", pa.string(), nullable=False),
         pa.field("metadata_digest", pa.string(), nullable=False),
         pa.field("committed_at", pa.timestamp("us"), nullable=False),
     ]
@@ -75,7 +74,6 @@ class TraceRow(TraceSample):
         fragment_id: fragment that holds it.
         start: its first token in the fragment.
         sample_digest: digest of its traces' content.
-        fragment_digest: digest of the fragment's content.
         metadata_digest: digest of the fragment's metadata documents.
     """
 
@@ -84,7 +82,6 @@ class TraceRow(TraceSample):
     fragment_id: str
     start: int
     sample_digest: str
-    fragment_digest: str
     metadata_digest: str
 
     @property

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from storage.manifest import Manifest
 from storage.places import Place
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _MARKER = "store.json"
 
 

@@ -18,18 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from storage import fragments
 from storage.errors import StorageError
-from storage.fragment_content import ARRAYS, Span, head_digests, to_torch
 from storage.fragment_draft import FragmentDraft
 from storage.fragments import COMPRESSIONS, Fragment
 from storage.manifest import TraceCollection, TraceRow, TraceSample, TraceSnapshot
 from storage.places import Place
 from storage.trace_layout import find_manifest, make_manifest
+from storage.trace_reading import TraceTensors, read_head, read_sample
 from storage.verification import TraceProblem, verify_fragment
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ __all__ = [
     "TraceSnapshot",
     "TraceStore",
     "TraceTensors",
+    "Written",
 ]
 
 _OPEN_FRAGMENTS = 64
@@ -55,40 +54,32 @@ _LOOKS_AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentRef:
-    """What became of a write.
+    """A fragment that holds samples which were handed over to be written.
 
     Attributes:
-        fragment_id: the fragment; if all samples had been committed before, the one that holds the first of them.
-        digest: digest of its content.
-        num_samples: samples that were handed over.
+        fragment_id: the fragment, which stands for its content and layout.
+        num_samples: how many of the samples it holds.
         num_tokens: their tokens.
         num_bytes: bytes of their tensors.
-        committed: ids of the samples that this write found missing and committed, as may another one at the same time.
     """
 
     fragment_id: str
-    digest: str
     num_samples: int
     num_tokens: int
     num_bytes: int
-    committed: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceTensors:
-    """Traces of one sample.
+class Written:
+    """What became of a write.
 
     Attributes:
-        keys: (head, token, dim), as they were written.
-        values: (head, token, dim), as they were written.
-        importance: (head, token) float32.
-        positions: (token) int64, the positions of the context tokens.
+        committed: ids of the samples that this write found missing and committed, as may another one at the same time.
+        fragments: the fragments that hold all of the samples: one, unless some had been committed before.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    importance: torch.Tensor
-    positions: torch.Tensor
+    committed: tuple[str, ...]
+    fragments: tuple[FragmentRef, ...]
 
 
 class TraceStore:
@@ -118,7 +109,7 @@ class TraceStore:
         keys: torch.Tensor,
         values: torch.Tensor,
         importance: torch.Tensor,
-    ) -> FragmentRef:
+    ) -> Written:
         """Write and commit the traces of samples whose context tokens lie end to end.
 
         A sample that the collection has already is not committed again. Any number of processes may write at once.
@@ -143,20 +134,21 @@ class TraceStore:
             importance=importance,
         )
         manifest = make_manifest(self.place)
-        earlier = self._present(collection, draft.sample_ids)
-        if len(earlier) == len(samples):
-            # What another machine stored may differ in its last bits from what was made now: name what is stored.
-            return _ref(draft, earlier[0].fragment_id, digest=earlier[0].fragment_digest, committed=())
+        # What another machine stored may differ in its last bits from what was made now: what is there stays.
+        before = {row.sample_id for row in self._present(collection, draft.sample_ids)}
         fragment_id = draft.name([self._chunk_tokens, self._compression])
-        metadata = self._publish(fragment_id, draft)
-        # The write took a while: look again, so that what another writer committed meanwhile is not even appended.
-        present = {row.sample_id for row in self._present(collection, draft.sample_ids)}
-        manifest.commit(row for row in draft.rows(fragment_id, metadata) if row.sample_id not in present)
-        winners = self._present(collection, draft.sample_ids)
-        if len(winners) < len(samples):  # what lay there unused was swept away in between
+        if len(before) < len(samples):
+            metadata = self._publish(fragment_id, draft)
+            # That took a while: look again, so that what another writer committed meanwhile is not even appended.
+            present = {row.sample_id for row in self._present(collection, draft.sample_ids)}
+            manifest.commit(row for row in draft.rows(fragment_id, metadata) if row.sample_id not in present)
+        holders = self._present(collection, draft.sample_ids)
+        if len(holders) < len(samples):  # what lay there unused was swept away in between
             raise StorageError(f"fragment {fragment_id} was removed while it was committed; collect it again")
-        committed = tuple(row.sample_id for row in winners if row.fragment_id == fragment_id)
-        return _ref(draft, fragment_id, digest=draft.digest, committed=committed)
+        return Written(
+            committed=tuple(row.sample_id for row in holders if row.sample_id not in before),
+            fragments=_refs(holders, bytes_per_token=draft.bytes_per_token),
+        )
 
     def uri_of(self, fragment_id: str) -> str:
         """Return where a fragment lies, as a path or URL."""
@@ -207,13 +199,12 @@ class TraceStore:
         """
         manifest = find_manifest(self.place)
         found = [] if manifest is None else manifest.rows(collection, sample_ids=sample_ids, version=version)
-        by_sample: dict[tuple[str, str], TraceRow] = {}
+        by_sample: dict[tuple[str, str], list[TraceRow]] = {}
         for row in found:
-            key = (row.collection, row.sample_id)
-            # The first counts, unless its fragment is gone and a later one is there.
-            if key not in by_sample or not fragments.is_there(self.place, by_sample[key].fragment_id):
-                by_sample[key] = row
-        return list(by_sample.values())
+            by_sample.setdefault((row.collection, row.sample_id), []).append(row)
+        # The first counts, unless its fragment is gone and a later one is there.
+        lost = self.missing({row.fragment_id for rows in by_sample.values() if len(rows) > 1 for row in rows})
+        return [next((row for row in rows if row.fragment_id not in lost), rows[0]) for rows in by_sample.values()]
 
     def collections(self) -> dict[str, TraceCollection]:
         """Return every collection's key with what it has, in the order of their first commits."""
@@ -278,16 +269,7 @@ class TraceStore:
         Raises:
             StorageError: if the heads are not consecutive or none, or the traces are missing or damaged.
         """
-        fragment = self._open(row.fragment_id)
-        first, last, step = (heads or slice(None)).indices(fragment.num_heads)
-        if step != 1 or last <= first:
-            asked = "" if heads is None else f"{heads.start}:{heads.stop}:{heads.step or 1} (first, end, step)"
-            raise StorageError(
-                f"heads {asked}: expected at least one of 0 to {fragment.num_heads - 1}, in consecutive order"
-            )
-        blocks = [fragment.read(name, (first, last), (row.start, row.stop)) for name in ARRAYS]
-        _check(fragment, [row], (first, last), blocks, [(0, row.context_tokens)])
-        return _tensors(fragment, *blocks)
+        return read_sample(self._open(row.fragment_id), row, heads or slice(None))
 
     def scan(self, rows: Iterable[TraceRow], head: int) -> Iterator[tuple[TraceRow, TraceTensors]]:
         """Read one head of many samples, a fragment at a time and some ahead: sequential reads in bounded memory.
@@ -306,16 +288,8 @@ class TraceStore:
         for row in rows:
             by_fragment.setdefault(row.fragment_id, []).append(row)
 
-        def read(group: list[TraceRow]) -> list[tuple[TraceRow, TraceTensors]]:
-            fragment = self._open(group[0].fragment_id)
-            if not 0 <= head < fragment.num_heads:
-                raise StorageError(f"head {head}: expected one of 0 to {fragment.num_heads - 1}")
-            blocks, spans = fragment.read_head(head), [(row.start, row.stop) for row in group]
-            _check(fragment, group, (head, head + 1), blocks, spans)
-            return [
-                (row, _tensors(fragment, *(block[:, slice(*span)] for block in blocks)))
-                for row, span in zip(group, spans, strict=True)
-            ]
+        def read(group: list[TraceRow]) -> Iterator[tuple[TraceRow, TraceTensors]]:
+            return zip(group, read_head(self._open(group[0].fragment_id), group, head), strict=True)
 
         with ThreadPoolExecutor(_AHEAD, thread_name_prefix="scan") as readers:
             groups = iter(by_fragment.values())
@@ -362,10 +336,13 @@ class TraceStore:
         # List before asking the manifest: what is committed in between is then kept.
         candidates = [name for name in self.place.folders(fragments.FOLDER) if self._age_s(name) >= min_age_s]
         needed = self._needed()
-        garbage = [name for name in candidates if name not in needed and self._age_s(name) >= min_age_s]
-        for name in garbage:
-            fragments.remove(self.place, name)
-        return garbage
+        removed = []
+        for name in candidates:
+            # Asked again just before: a writer that takes over what lies there makes it young.
+            if name not in needed and self._age_s(name) >= min_age_s:
+                fragments.remove(self.place, name)
+                removed.append(name)
+        return removed
 
     def _needed(self) -> set[str]:
         """Fragments that hold samples; of two with one sample only the one that counts."""
@@ -382,42 +359,18 @@ class TraceStore:
         return -1 if newest is None else (dt.datetime.now(dt.UTC) - newest).total_seconds()
 
 
-def _check(
-    fragment: Fragment,
-    rows: Sequence[TraceRow],
-    heads: Span,
-    blocks: Sequence[np.ndarray[Any, Any]],
-    spans: Sequence[Span],
-) -> None:
-    """Compare what was read of some heads, and the samples at spans of it, with the digests of what was written."""
-    for row, digests in zip(rows, head_digests(blocks, spans), strict=True):
-        wrong = np.flatnonzero((digests != fragment.stored_digests(row.start)[slice(*heads)]).any(axis=1))
-        if wrong.size:
-            raise StorageError(
-                f"fragment {row.fragment_id}, sample {row.sample_id}, head {heads[0] + int(wrong[0])}: damaged, its"
-                " content is not what was written; run `kvp traces verify --discard`, then collect it again"
-            )
-
-
-def _ref(draft: FragmentDraft, fragment_id: str, *, digest: str, committed: tuple[str, ...]) -> FragmentRef:
-    return FragmentRef(
-        fragment_id=fragment_id,
-        digest=digest,
-        num_samples=len(draft.samples),
-        num_tokens=draft.spans[-1][1],
-        num_bytes=sum(block.nbytes for block in draft.tensors.blocks),
-        committed=committed,
-    )
-
-
-def _tensors(
-    fragment: Fragment, keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any], importance: np.ndarray[Any, Any]
-) -> TraceTensors:
-    import torch
-
-    return TraceTensors(
-        keys=to_torch(keys, fragment.logical_dtype),
-        values=to_torch(values, fragment.logical_dtype),
-        importance=to_torch(importance, "float32"),
-        positions=torch.arange(importance.shape[1]),
+def _refs(rows: Sequence[TraceRow], *, bytes_per_token: int) -> tuple[FragmentRef, ...]:
+    """The fragments that hold rows, in the order of their first."""
+    by_fragment: dict[str, list[TraceRow]] = {}
+    for row in rows:
+        by_fragment.setdefault(row.fragment_id, []).append(row)
+    held = {name: sum(row.context_tokens for row in part) for name, part in by_fragment.items()}
+    return tuple(
+        FragmentRef(
+            fragment_id=name,
+            num_samples=len(part),
+            num_tokens=held[name],
+            num_bytes=held[name] * bytes_per_token,
+        )
+        for name, part in by_fragment.items()
     )

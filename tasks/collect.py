@@ -47,7 +47,7 @@ def collect_fragment(
         store = TraceStore(home.traces, compression=config.compression)
         samples = read_encoded(prompts, model, slice(first, stop))
         keys, values, importance = collect_traces(load_model(model), samples, config)
-        fragment = store.write_fragment(
+        written = store.write_fragment(
             collection=collection,
             model_digest=model.digest,
             samples=[_trace_sample(sample, config.setting, prompts.seed) for sample in samples],
@@ -56,14 +56,15 @@ def collect_fragment(
             importance=importance,
         )
         run.append("samples", [sample_row(sample, config.setting, prompts, model, collection) for sample in samples])
-        artifact = Artifact(
-            kind="trace_fragment",
-            digest=fragment.digest,
-            name=f"{fragment.num_samples} {prompts.split} samples, {fragment.num_tokens} tokens",
-            uri=store.uri_of(fragment.fragment_id),
-            metadata={"num_bytes": fragment.num_bytes, "num_tokens": fragment.num_tokens},
-        )
-        run.output("fragment", artifact)
+        for number, fragment in enumerate(written.fragments, start=1):
+            artifact = Artifact(
+                kind="trace_fragment",
+                digest=fragment.fragment_id,
+                name=f"{fragment.num_samples} {prompts.split} samples, {fragment.num_tokens} tokens",
+                uri=store.uri_of(fragment.fragment_id),
+                metadata={"num_bytes": fragment.num_bytes, "num_tokens": fragment.num_tokens},
+            )
+            run.output("fragment" if number == 1 else f"fragment_{number}", artifact)
 
     return run_stage(home, stage, body, note_skip=False)
 
@@ -82,7 +83,9 @@ def seal_collection(
         fragments: Artifact ids of the fragments.
     """
     collection = stage.key
-    whole = dataclasses.replace(stage, parts={f"fragment_{index:05d}": name for index, name in enumerate(fragments)})
+    whole = dataclasses.replace(
+        stage, parts={f"fragment_{index:05d}": name for index, name in enumerate(dict.fromkeys(fragments))}
+    )
 
     def body(run: RunRecorder) -> None:
         snapshot = TraceStore(home.traces).snapshot(collection)

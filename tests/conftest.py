@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 import torch
+
+from tests.object_store import credentials, make_bucket, s3_server
 
 # Before anything of kvpolicy is imported: from here on its annotations are checked at every call.
 install_import_hook("kvpolicy", "beartype.beartype")
@@ -113,6 +116,22 @@ def eager_network(tiny_model_folder: Callable[..., Path]) -> Callable[..., torch
         return loaded[folder]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a real S3 server answers that has one bucket."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
+        make_bucket(endpoint, "bucket")
+        yield endpoint
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty prefix of the server's bucket, with the environment that it takes to reach it."""
+    for name, value in credentials(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/{uuid.uuid4().hex}"
 
 
 def _write_tiny_model(folder: Path, family: str, overrides: dict[str, Any]) -> None:

@@ -330,7 +330,6 @@ def manifest_blocks(schema: pa.Schema, collections: Sequence[str], *, samples: i
             "fragment_id": hex_texts(rng, len(own) * fragments, 32)[which],
             "start": np.tile(np.arange(samples) % 16 * 4096, len(own)),
             "sample_digest": hex_texts(rng, rows, 64),
-            "fragment_digest": hex_texts(rng, len(own) * fragments, 64)[which],
             "metadata_digest": hex_texts(rng, len(own) * fragments, 64)[which],
         }
         yield to_table(schema, rows, columns)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from storage.artifacts import Artifact
 from storage.catalog import Catalog
 from storage.digests import digest_bytes
 from storage.home import Home
-from tests.object_store import credentials, make_bucket, s3_server
 
 
 @pytest.fixture
@@ -46,21 +43,6 @@ def curve_row(curve_id: str, budget: int, value: float, **columns: object) -> di
         "seed": 0,
         **columns,
     }
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
-        make_bucket(endpoint, "bucket")
-        yield endpoint
-
-
-@pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty prefix of the server's bucket, with the environment that it takes to reach it."""
-    for name, value in credentials(s3_endpoint).items():
-        monkeypatch.setenv(name, value)
-    return f"s3://bucket/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -29,7 +29,6 @@ def trace_row(collection: str, sample_id: str, fragment_id: str, split: str, tok
         fragment_id=fragment_id,
         start=0,
         sample_digest="s",
-        fragment_digest="f",
         metadata_digest="m",
     )
 

@@ -103,9 +103,9 @@ def test_a_manifest_that_names_a_lost_fragment_says_which(tmp_path: Path) -> Non
     store = TraceStore(tmp_path)
     lost = write(store, [trace_sample("a", 10)])
     write(store, [trace_sample("b", 10)])
-    shutil.rmtree(tmp_path / "fragments" / lost.fragment_id)
+    shutil.rmtree(tmp_path / "fragments" / lost.fragments[0].fragment_id)
     a, b = store.snapshot("c").rows
-    with pytest.raises(StorageError, match=rf"{lost.fragment_id} cannot be opened.*collect it again"):
+    with pytest.raises(StorageError, match=rf"{lost.fragments[0].fragment_id} cannot be opened.*collect it again"):
         TraceStore(tmp_path).read(a)
     assert TraceStore(tmp_path).read(b).keys.shape[1] == 10
     assert [problem.sample_id for problem in store.verify()] == ["a"]
@@ -119,7 +119,7 @@ def test_half_an_object_whose_writer_was_killed_goes_with_its_fragment(tmp_path:
     half.write_bytes(b"half")
     assert store.gc() == []
     assert store.gc(min_age_s=0) == ["halfway"]
-    assert [path.name for path in (tmp_path / "fragments").iterdir()] == [kept.fragment_id]
+    assert [path.name for path in (tmp_path / "fragments").iterdir()] == [kept.fragments[0].fragment_id]
 
 
 def test_a_clock_that_jumps_back_makes_nothing_old(tmp_path: Path) -> None:

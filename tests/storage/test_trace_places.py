@@ -17,6 +17,7 @@ from storage.errors import StorageError
 from storage.fragment_content import STORED_DTYPES
 from storage.home import Home
 from storage.places import Place
+from storage.trace_layout import FORMAT_VERSION
 from storage.traces import COMPRESSIONS, TraceStore
 from tests.object_store import FaultyProxy, credentials, faulty_proxy
 from tests.storage.trace_content import tensors, trace_sample, write
@@ -121,7 +122,7 @@ def test_damage_is_named_discarded_and_collected_again(store_url: str) -> None:
     samples = [trace_sample("a", 12), trace_sample("b", 30)]
     fragment = write(store, samples)
     before = store.snapshot("c")
-    shard = f"fragments/{fragment.fragment_id}/values/c/1/0/0"
+    shard = f"fragments/{fragment.fragments[0].fragment_id}/values/c/1/0/0"
     content = bytearray(store.place.read(shard) or b"")
     content[20 * 4 * 2] ^= 4  # in b: its ninth token
     store.place.write(shard, bytes(content))
@@ -132,7 +133,7 @@ def test_damage_is_named_discarded_and_collected_again(store_url: str) -> None:
     with pytest.raises(StorageError, match="sample b, head 1: damaged"):
         list(store.scan(before.rows, 1))
     store.discard([problem.fragment_id])
-    assert store.missing([fragment.fragment_id]) == {fragment.fragment_id}
+    assert store.missing([fragment.fragments[0].fragment_id]) == {fragment.fragments[0].fragment_id}
     assert "not whole" in store.verify()[0].message
     assert write(TraceStore(store_url, chunk_tokens=8), samples).committed == ("a", "b")
     assert (store.verify(), store.snapshot("c").rows) == ([], before.rows)
@@ -144,7 +145,7 @@ def test_gc_removes_what_nobody_needs_and_only_when_it_is_old(store_url: str) ->
     store.place.write("fragments/halfway/keys/zarr.json", b"{}")
     assert store.gc() == []
     assert store.gc(min_age_s=0) == ["halfway"]
-    assert store.place.folders("fragments") == [kept.fragment_id]
+    assert store.place.folders("fragments") == [kept.fragments[0].fragment_id]
     assert store.verify() == []
 
 
@@ -154,7 +155,9 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(store_url: str) ->
     marker = json.loads(store.place.read("store.json") or b"")
     store.place.write("store.json", json.dumps({**marker, "format_version": 99}).encode())
     for act in (store.verify, store.gc, lambda: write(store, [trace_sample("b", 10)])):
-        with pytest.raises(StorageError, match="format version 99, expected 2: use the release that made it"):
+        with pytest.raises(
+            StorageError, match=f"format version 99, expected {FORMAT_VERSION}: use the release that made it"
+        ):
             act()
     store.place.write("store.json", b"{")
     with pytest.raises(StorageError, match="is damaged"):

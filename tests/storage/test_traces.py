@@ -108,12 +108,14 @@ def test_a_sample_is_committed_once(tmp_path: Path) -> None:
     first = write(store, [trace_sample("a", 10), trace_sample("b", 20)])
     assert first.committed == ("a", "b")
     again = write(store, [trace_sample("a", 10), trace_sample("b", 20)])
-    assert (again.committed, again.fragment_id, again.digest) == ((), first.fragment_id, first.digest)
+    assert (again.committed, again.fragments) == ((), first.fragments)
     assert len(list((tmp_path / "fragments").iterdir())) == 1
     mixed = write(store, [trace_sample("b", 20), trace_sample("c", 5)], seed=3)
     assert mixed.committed == ("c",)
+    assert [(part.num_samples, part.num_tokens) for part in mixed.fragments] == [(1, 20), (1, 5)]
+    assert mixed.fragments[0].fragment_id == first.fragments[0].fragment_id
     rows = {row.sample_id: row for row in store.snapshot("c").rows}
-    assert rows["b"].fragment_id == first.fragment_id
+    assert rows["b"].fragment_id == first.fragments[0].fragment_id
     assert store.read(rows["c"]).keys.equal(tensors(3, 25, 4, seed=3)["keys"][:, 20:])
     assert write(store, [trace_sample("a", 10)], "other").committed == ("a",)
 
@@ -137,7 +139,7 @@ def test_gc_removes_what_nobody_needs_and_only_that(tmp_path: Path) -> None:
     assert store.gc() == []
     kept = write(store, [trace_sample("a", 10)])
     for garbage in (".tmp-1", "uncommitted"):
-        shutil.copytree(tmp_path / "fragments" / kept.fragment_id, tmp_path / "fragments" / garbage)
+        shutil.copytree(tmp_path / "fragments" / kept.fragments[0].fragment_id, tmp_path / "fragments" / garbage)
     assert store.gc() == []  # young enough to belong to a live writer
     assert store.gc(min_age_s=0) == [".tmp-1", "uncommitted"]
     assert store.read(store.snapshot("c").rows[0]).keys.shape == (3, 10, 4)
@@ -197,15 +199,15 @@ def test_what_was_discarded_and_is_collected_again_is_the_same_snapshot(tmp_path
     damaged = write(store, samples)
     write(store, [trace_sample("z", 8)])
     before = store.snapshot("c")
-    for path in (tmp_path / "fragments" / damaged.fragment_id / "keys" / "c").rglob("0"):
+    for path in (tmp_path / "fragments" / damaged.fragments[0].fragment_id / "keys" / "c").rglob("0"):
         if path.is_file():
             path.write_bytes(b"nothing")
     problems = store.verify()
     assert {problem.sample_id for problem in problems} == {"a", "b"}
     store.discard(problem.fragment_id for problem in problems)
-    assert [path.name for path in (tmp_path / "fragments").iterdir()] != [damaged.fragment_id]
+    assert [path.name for path in (tmp_path / "fragments").iterdir()] != [damaged.fragments[0].fragment_id]
     again = write(TraceStore(tmp_path), samples)
-    assert (again.fragment_id, again.committed) == (damaged.fragment_id, ("a", "b"))
+    assert (again.fragments[0].fragment_id, again.committed) == (damaged.fragments[0].fragment_id, ("a", "b"))
     assert (store.verify(), store.snapshot("c").digest, store.snapshot("c").rows) == ([], before.digest, before.rows)
     store.discard(["never was there"])
 
@@ -214,12 +216,12 @@ def test_where_a_fragment_is_gone_other_bits_of_the_sample_take_its_place(tmp_pa
     store = TraceStore(tmp_path)
     lost = write(store, [trace_sample("a", 10)])
     write(store, [trace_sample("b", 10)])
-    shutil.rmtree(tmp_path / "fragments" / lost.fragment_id)
+    shutil.rmtree(tmp_path / "fragments" / lost.fragments[0].fragment_id)
     again = write(TraceStore(tmp_path), [trace_sample("a", 10)], seed=1)  # another machine's last bits
     assert again.committed == ("a",)
-    assert again.fragment_id != lost.fragment_id
+    assert again.fragments[0].fragment_id != lost.fragments[0].fragment_id
     rows = {row.sample_id: row for row in store.snapshot("c").rows}
-    assert rows["a"].fragment_id == again.fragment_id
+    assert rows["a"].fragment_id == again.fragments[0].fragment_id
     assert store.read(rows["a"]).keys.equal(tensors(3, 10, 4, seed=1)["keys"])
     assert store.verify() == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from storage.traces import FragmentRef, TraceSample, TraceStore
+from storage.traces import TraceSample, TraceStore, Written
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -35,6 +35,6 @@ def tensors(
 
 def write(
     store: TraceStore, samples: list[TraceSample], collection: str = "c", *, seed: int = 0, heads: int = 3
-) -> FragmentRef:
+) -> Written:
     content = tensors(heads, sum(sample.context_tokens for sample in samples), 4, seed=seed)
     return store.write_fragment(collection=collection, model_digest="m", samples=samples, **content)
