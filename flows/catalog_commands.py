@@ -1,8 +1,55 @@
-"""The command `kvp compact`: what keeps a home with thousands of runs quick, done by hand."""
+"""The commands that ask the catalog and look after it: `sql`, `models` and `compact`."""
 
-from flows.command_options import HomeOption, JsonOption
+import datetime as dt
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import home_path
 from storage.home import Home
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+
+
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One SELECT over the catalog's tables and views")] = None,
+    home: HomeOption = None,
+    file: Annotated[Path | None, typer.Option(help="File that holds the query")] = None,
+    at: Annotated[str | None, typer.Option(help="As of a version (a number) or a UTC time: 2026-11-30T09:00")] = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print the rows")] = Format.table,
+) -> None:
+    """Ask the catalog in SQL; `SELECT * FROM views` shows the ready-made views."""
+    from flows.printing import print_rows
+    from storage.catalog import Catalog
+
+    if (query is None) == (file is None):
+        raise typer.BadParameter("give one query, or --file with one")
+    if file is not None:
+        try:
+            query = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
+    print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
+
+
+def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the models that this home knows."""
+    from flows.printing import print_rows
+    from storage.catalog import Catalog
+
+    columns = "model_id, name, source, revision, architecture, num_layers, num_kv_heads, head_dim, max_positions"
+    rows = Catalog(Home.open(home_path(home), create=False)).sql(f"SELECT {columns} FROM models ORDER BY created_at")
+    print_rows(rows, "json" if as_json else "table")
 
 
 def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -20,3 +67,14 @@ def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:
         [{"table": name, "files_before": before, "files": after} for name, (before, after) in files.items()],
         as_json=as_json,
     )
+
+
+def _moment(text: str | None) -> int | dt.datetime | None:
+    if text is None or is_whole_number(text):
+        return None if text is None else int(text)
+    try:
+        return dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"--at is {text!r}, expected a version (a number) or a time such as 2026-11-30T09:00"
+        ) from None

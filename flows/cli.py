@@ -4,20 +4,17 @@ Results go to standard output, everything else to standard error. A wrong input 
 libraries are imported by the commands that need them, after the process is prepared.
 """
 
-import datetime as dt
 import json
 import os
 import sys
 from collections.abc import Callable
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows import catalog_commands, lineage_commands, repeat_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
-from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
+from flows.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
 from storage.errors import StorageError
 from storage.home import Home
@@ -50,15 +47,6 @@ StoredDtypeOption = Annotated[str | None, typer.Option(help="Of stored keys and 
 EssaysOption = Annotated[list[str] | None, typer.Option(help="Text file for the tasks that need prose; repeatable")]
 SquadOption = Annotated[str | None, typer.Option(help="SQuAD v2.0 file, for qa_1")]
 HotpotOption = Annotated[str | None, typer.Option(help="HotpotQA dev distractor file, for qa_2")]
-
-
-class Format(StrEnum):
-    """How rows are printed."""
-
-    table = "table"
-    json = "json"
-    csv = "csv"
-    parquet = "parquet"
 
 
 def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Callable[[Home, Any, bool], None]) -> None:
@@ -152,39 +140,8 @@ app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
 app.command()(catalog_commands.compact)
-
-
-@app.command()
-def sql(
-    query: Annotated[str | None, typer.Argument(help="One SELECT over the catalog's tables and views")] = None,
-    home: HomeOption = None,
-    file: Annotated[Path | None, typer.Option(help="File that holds the query")] = None,
-    at: Annotated[str | None, typer.Option(help="As of a version (a number) or a UTC time: 2026-11-30T09:00")] = None,
-    output: Annotated[Format, typer.Option("--format", help="How to print the rows")] = Format.table,
-) -> None:
-    """Ask the catalog in SQL; `SELECT * FROM views` shows the ready-made views."""
-    from flows.printing import print_rows
-    from storage.catalog import Catalog
-
-    if (query is None) == (file is None):
-        raise typer.BadParameter("give one query, or --file with one")
-    if file is not None:
-        try:
-            query = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
-    print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
-
-
-@app.command()
-def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the models that this home knows."""
-    from flows.printing import print_rows
-    from storage.catalog import Catalog
-
-    columns = "model_id, name, source, revision, architecture, num_layers, num_kv_heads, head_dim, max_positions"
-    rows = Catalog(Home.open(home_path(home), create=False)).sql(f"SELECT {columns} FROM models ORDER BY created_at")
-    print_rows(rows, "json" if as_json else "table")
+app.command()(catalog_commands.sql)
+app.command()(catalog_commands.models)
 
 
 @app.command()
@@ -221,17 +178,6 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
         for info in tasks_of(benchmark)
     ]
     print_records(records, as_json=as_json)
-
-
-def _moment(text: str | None) -> int | dt.datetime | None:
-    if text is None or is_whole_number(text):
-        return None if text is None else int(text)
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"--at is {text!r}, expected a version (a number) or a time such as 2026-11-30T09:00"
-        ) from None
 
 
 def _listed(text: str | None) -> list[str] | None:
