@@ -28,8 +28,8 @@ from storage.digests import digest_bytes, digest_json
 from storage.errors import StorageError, one_line, remedy_for
 from storage.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value
 from storage.places import Place
+from storage.trace_layout import FRAGMENTS
 
-FOLDER = "fragments"
 COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
 DOCUMENT = "zarr.json"
 _DIGESTS = "head_digests"
@@ -45,7 +45,7 @@ _PIPELINE = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "codec_pipeline.
 
 def path_of(fragment_id: str) -> str:
     """Return where a fragment lies in its place."""
-    return f"{FOLDER}/{fragment_id}"
+    return f"{FRAGMENTS}/{fragment_id}"
 
 
 def is_there(place: Place, fragment_id: str) -> bool:

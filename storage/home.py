@@ -57,6 +57,8 @@ class Home:
         if not marker.exists():
             if not create:
                 raise StorageError(f"no home at {folder}: run the pipeline first or name another --home")
+            if traces is not None:
+                _make_store(traces)  # a place that cannot be used must not be a home's for good
             _create(folder, marker, traces)
         opened = cls(path=folder, traces_place=_read(folder, marker))
         if traces not in (None, opened.traces):
@@ -152,6 +154,13 @@ def exclusive(home: Home, name: str) -> Iterator[None]:
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def _make_store(traces: str) -> None:
+    from storage.places import Place
+    from storage.trace_layout import make_manifest
+
+    make_manifest(Place.at(traces))
 
 
 def _create(folder: Path, marker: Path, traces: str | None) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from storage.errors import StorageError, one_line, remedy_for
 
 _SCHEME = "s3://"
+_S3_URL = re.compile(r"s3://[^/\s]+(/\S*)?")
 _PART = re.compile(r"#\d+$")
 
 
@@ -50,7 +51,7 @@ class Place:
             except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user
                 raise StorageError(f"place {text[:80]} cannot be used: {one_line(error)}") from error
             return cls(url=str(path))
-        if not text.startswith(_SCHEME) or not text.removeprefix(_SCHEME).strip("/"):
+        if not _S3_URL.fullmatch(text):
             raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix")
         return cls(url=text.rstrip("/"))
 

@@ -26,7 +26,7 @@ from storage.fragment_draft import FragmentDraft
 from storage.fragments import COMPRESSIONS, Fragment
 from storage.manifest import TraceCollection, TraceRow, TraceSample, TraceSnapshot
 from storage.places import Place
-from storage.trace_layout import find_manifest, make_manifest
+from storage.trace_layout import FRAGMENTS, find_manifest, make_manifest
 from storage.trace_reading import TraceTensors, read_head, read_sample
 from storage.verification import TraceProblem, verify_fragment
 
@@ -334,7 +334,7 @@ class TraceStore:
             StorageError: if one cannot be removed.
         """
         # List before asking the manifest: what is committed in between is then kept.
-        candidates = [name for name in self.place.folders(fragments.FOLDER) if self._age_s(name) >= min_age_s]
+        candidates = [name for name in self.place.folders(FRAGMENTS) if self._age_s(name) >= min_age_s]
         needed = self._needed()
         removed = []
         for name in candidates:

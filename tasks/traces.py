@@ -9,11 +9,28 @@ import torch
 from kvpolicy.errors import InputError
 from kvpolicy.seeds import derive_seed
 from kvpolicy.training import TraceBatch
+from storage.digests import short_id
 from storage.traces import TraceRow, TraceStore
+from tasks.references import SnapshotRef
 
 _BATCHES_AHEAD = 2
 # Lengths are rounded up, so that tensors of few sizes follow each other and the allocator can reuse what was freed.
 _PADDING_TOKENS = 128
+
+
+def snapshot_rows(store: TraceStore, snapshot: SnapshotRef) -> Sequence[TraceRow]:
+    """Samples of a snapshot: at its version of the manifest or, where that was made anew since, of the same content.
+
+    Raises:
+        InputError: If neither is there.
+        StorageError: If the store cannot be read.
+    """
+    latest = store.version()
+    for version in dict.fromkeys((min(snapshot.manifest_version, latest), latest)):
+        found = store.snapshot(snapshot.collection, manifest_version=version)
+        if short_id("trace_snapshot", found.digest) == snapshot.artifact_id:
+            return found.rows
+    raise InputError(f"{snapshot.artifact_id} is no longer in the trace store: run `kvp collect` with the same options")
 
 
 def shuffled_batches(

@@ -21,7 +21,7 @@ from tasks.model import model_spec
 from tasks.progress import progress
 from tasks.references import ModelRef, PolicyRef, SnapshotRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.traces import shuffled_batches, single_batches
+from tasks.traces import shuffled_batches, single_batches, snapshot_rows
 
 TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
@@ -63,7 +63,7 @@ def train_heads(
         spec = model_spec(home, model)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         store = TraceStore(home.traces)
-        rows = store.snapshot(snapshot.collection, manifest_version=snapshot.manifest_version).rows
+        rows = snapshot_rows(store, snapshot)
         kept = slice(*heads)
         batches = shuffled_batches(
             store,

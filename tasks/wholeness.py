@@ -15,15 +15,22 @@ from storage.traces import TraceStore
 
 
 def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Artifacts that are lost or damaged; fragments of traces, of which there may be thousands, are only looked for."""
+    """Artifacts that are lost or damaged; fragments of traces, of which there may be thousands, are only looked for.
+
+    Raises:
+        StorageError: If the trace store cannot be reached, or its manifest is lost.
+    """
+    store = TraceStore(home.traces)
     fragments: dict[str, Artifact] = {}
     others: list[Artifact] = []
     for artifact in artifacts:
         if artifact.kind == "trace_fragment":
             fragments[artifact.uri.rpartition("/")[2]] = artifact
-        elif artifact.kind != "trace_snapshot":  # a list of fragments
+        elif artifact.kind == "trace_snapshot":
+            store.version()  # a list of fragments, which are looked for themselves; but the manifest has to be there
+        else:
             others.append(artifact)
-    lost = TraceStore(home.traces).missing(fragments)
+    lost = store.missing(fragments)
     return [artifact for name, artifact in fragments.items() if name in lost] + [
         artifact for artifact in others if not is_whole(artifact)
     ]

@@ -164,6 +164,29 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(store_url: str) ->
         store.rows()
 
 
+def test_what_is_left_of_a_store_is_not_taken_for_an_empty_one(store_url: str) -> None:
+    store = TraceStore(store_url)
+    write(store, [trace_sample("a", 10)])
+    marker = store.place.read("store.json") or b""
+    name = json.loads(marker)["manifest"]
+    acts = (store.verify, store.rows, lambda: store.gc(min_age_s=-1000), lambda: write(store, [trace_sample("b", 10)]))
+    for wrong in (["a"], "../../x", "manifest.lance", None):
+        store.place.write("store.json", json.dumps({**json.loads(marker), "manifest": wrong}).encode())
+        for act in acts:
+            with pytest.raises(StorageError, match="which is no manifest"):
+                act()
+    store.place._objects.delete("store.json")
+    for act in acts:
+        with pytest.raises(StorageError, match=r"store\.json is missing where fragments lie"):
+            act()
+    store.place.write("store.json", marker)
+    store.place.remove(name, first="")
+    for act in acts:
+        with pytest.raises(StorageError, match=name):
+            act()
+    assert len(store.place.folders("fragments")) == 1
+
+
 def test_two_homes_may_share_one_place(store_url: str, tmp_path: Path) -> None:
     one, two = (Home.open(tmp_path / name, traces=store_url) for name in ("one", "two"))
     write(TraceStore(one.traces), [trace_sample("a", 10)], "first")
@@ -177,7 +200,7 @@ def test_two_homes_may_share_one_place(store_url: str, tmp_path: Path) -> None:
         Home.open(one.path, traces=str(tmp_path / "elsewhere"))
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://", "http://host/x"])
+@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://", "s3:///bucket", "http://host/x"])
 def test_a_place_of_another_kind_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="expected a folder or s3://bucket/prefix"):
         Home.open(tmp_path / "home", traces=url)
@@ -188,6 +211,16 @@ def test_a_place_of_another_kind_is_refused(url: str, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_one_line(url: str) -> None:
     with pytest.raises(StorageError, match=r"place \S+ cannot be used: "):
         TraceStore(url)
+
+
+def test_a_place_that_cannot_be_used_binds_no_home(tmp_path: Path, s3_url: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (str(tmp_path / "file"), str(tmp_path / "file" / "below"), "s3://no-such-bucket/x"):
+        with pytest.raises(StorageError) as refused:
+            Home.open(tmp_path / "home", traces=place)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "home").exists()
+    assert Home.open(tmp_path / "home", traces=s3_url).traces == s3_url
 
 
 @pytest.fixture
@@ -237,7 +270,7 @@ def test_what_an_object_store_does_not_give_is_not_called_damage(s3_url: str, pr
 def test_a_bucket_that_is_not_there_is_one_line(s3_url: str) -> None:
     del s3_url
     store = TraceStore("s3://no-such-bucket/prefix")
-    with pytest.raises(StorageError, match=r"s3://no-such-bucket/prefix/.*make the bucket"):
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/prefix: .*make the bucket"):
         write(store, [trace_sample("a", 10)])
 
 
