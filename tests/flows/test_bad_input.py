@@ -232,7 +232,7 @@ def test_a_damaged_policy_and_damaged_prompts_are_made_again(kvp_here, small_run
     [
         (("sql", "SELECT '[/bold] [red]x' AS \"[/b]\""), "[/bold] [red]x"),
         (("sql", "SELECT 'nan'::DOUBLE AS x", "--format", "json"), '[{"x": null}]'),
-        (("sql", "SELECT 1 AS a, 2 AS a", "--format", "csv"), "a,a_2\n1,2"),
+        (("sql", "SELECT 1 AS a, 2 AS a", "--format", "csv"), "a,a_1\n1,2"),
     ],
 )
 def test_any_text_and_number_is_printed_as_it_is(kvp_here, small_run, args, said):
