@@ -24,6 +24,7 @@ STAGES = {
     "evaluate": {"evaluate", "evaluate-shard"},
     "evaluate-shard": {"evaluate-shard"},
 }
+QUICK = ("train", "collect-fragment")  # the others are slow: each sets up an MLflow of its own, and judges
 NOT_OF_THE_RESULT = {"run_id", "created_at", "mlflow_run_id"}
 RESULTS = ("curves", "heads", "metrics", "head_costs", "scores", "samples")
 
@@ -67,7 +68,9 @@ def mlflow_points(home: Path) -> set[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STAGES]
+)
 def test_a_repetition_is_identical_and_changes_nothing(kvp_here, small_run, stage):
     home = small_run.home
     original = newest(home, stage)
@@ -91,6 +94,7 @@ def test_a_repetition_is_identical_and_changes_nothing(kvp_here, small_run, stag
     assert (results(home), mlflow_points(home), sorted(path for path in home.glob("traces/**/*"))) == before
 
 
+@pytest.mark.slow  # the pipeline, and two repetitions
 def test_a_run_after_repetitions_finds_everything(kvp_here, small_run):
     home = small_run.home
     completed = catalog(home).rows("runs", "outcome = 'completed'")
@@ -100,6 +104,7 @@ def test_a_run_after_repetitions_finds_everything(kvp_here, small_run):
     assert catalog(home).rows("runs", "outcome = 'completed'") == completed
 
 
+@pytest.mark.slow  # a training in a process of its own
 def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_path):
     home, original = small_run.home, newest(small_run.home, "train")
     before = results(home), mlflow_points(home)

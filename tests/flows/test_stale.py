@@ -56,20 +56,21 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("kvpolicy.methods.knorm", {"evaluate": {("code", "kvpolicy.methods.knorm")}}),
-        (
-            "kvpolicy.training",
-            {"train": {("code", "kvpolicy.training")}, "evaluate": {("input", "policy_0")}},
+        ("kvpolicy.training", {"train": {("code", "kvpolicy.training")}, "evaluate": {("input", "policy_0")}}),
+        # The others take a process each as well.
+        pytest.param(
+            "kvpolicy.methods.knorm", {"evaluate": {("code", "kvpolicy.methods.knorm")}}, marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             "kvpolicy.attention.importance",
             {
                 "collect": {("code", "kvpolicy.attention.importance")},
                 "train": {("input", "snapshot")},
                 "evaluate": {("code", "kvpolicy.attention.importance"), ("input", "policy_0")},
             },
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "kvpolicy.benchmarks.ruler.words",
             {
                 **{stage: {("code", "kvpolicy.benchmarks.ruler.words")} for stage in PROMPTS},
@@ -81,6 +82,7 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
                     ("input", "policy_0"),
                 },
             },
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: value.rpartition(".")[2] if isinstance(value, str) else "",
@@ -92,6 +94,7 @@ def test_a_module_that_changed_makes_stale_what_runs_it(kvp, small_run, tmp_path
     assert causes(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources))) == expected
 
 
+@pytest.mark.slow  # as the others, a process
 def test_modules_that_came_and_went_are_named(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
     (sources / "kvpolicy" / "schedules.py").write_text('"""Another module."""\n')

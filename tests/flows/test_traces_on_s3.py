@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from storage.home import Home
 from storage.traces import TraceStore
 from tests.object_store import faulty_proxy
 
 
+@pytest.mark.slow  # the pipeline three times; the store itself is tried on S3 in tests/storage
 def test_a_home_whose_traces_lie_on_s3(kvp_here, small_run, s3_url, s3_endpoint, tmp_path):
     home, options = tmp_path / "home", ("run", *small_run.options, "--json")
     first = kvp_here(*options, "--traces", s3_url, "--compression", "zstd", home=home)
