@@ -30,8 +30,8 @@ class StorageError(Exception):
 
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of an error's message, shortened."""
-    if isinstance(error, KeyError):
-        return f"no {error}"
+    if isinstance(error, KeyError) and error.args:
+        return f"no {error}"  # its message is the key alone
     lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
     return (lines[0].strip() if lines else type(error).__name__)[:limit]
 
