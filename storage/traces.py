@@ -284,15 +284,12 @@ class TraceStore:
         Raises:
             StorageError: if there is no such head, or its traces are missing or damaged.
         """
-        by_fragment: dict[str, list[TraceRow]] = {}
-        for row in rows:
-            by_fragment.setdefault(row.fragment_id, []).append(row)
 
         def read(group: list[TraceRow]) -> Iterator[tuple[TraceRow, TraceTensors]]:
             return zip(group, read_head(self._open(group[0].fragment_id), group, head), strict=True)
 
         with ThreadPoolExecutor(_AHEAD, thread_name_prefix="scan") as readers:
-            groups = iter(by_fragment.values())
+            groups = iter(_by_fragment(rows).values())
             ahead = deque(readers.submit(read, group) for group in islice(groups, _AHEAD))
             while ahead:
                 done = ahead.popleft().result()
@@ -307,10 +304,7 @@ class TraceStore:
         """
         problems: list[TraceProblem] = []
         for key in self._keys() if collection is None else [collection]:
-            by_fragment: dict[str, list[TraceRow]] = {}
-            for row in self.rows(key):
-                by_fragment.setdefault(row.fragment_id, []).append(row)
-            for name, rows in by_fragment.items():
+            for name, rows in _by_fragment(self.rows(key)).items():
                 problems += verify_fragment(self.place, name, rows)
         return problems
 
@@ -359,11 +353,17 @@ class TraceStore:
         return -1 if newest is None else (dt.datetime.now(dt.UTC) - newest).total_seconds()
 
 
+def _by_fragment(rows: Iterable[TraceRow]) -> dict[str, list[TraceRow]]:
+    """Rows by the fragment that holds them, both in the order of the rows."""
+    found: dict[str, list[TraceRow]] = {}
+    for row in rows:
+        found.setdefault(row.fragment_id, []).append(row)
+    return found
+
+
 def _refs(rows: Sequence[TraceRow], *, bytes_per_token: int) -> tuple[FragmentRef, ...]:
     """The fragments that hold rows, in the order of their first."""
-    by_fragment: dict[str, list[TraceRow]] = {}
-    for row in rows:
-        by_fragment.setdefault(row.fragment_id, []).append(row)
+    by_fragment = _by_fragment(rows)
     held = {name: sum(row.context_tokens for row in part) for name, part in by_fragment.items()}
     return tuple(
         FragmentRef(

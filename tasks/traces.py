@@ -10,7 +10,7 @@ from kvpolicy.errors import InputError
 from kvpolicy.seeds import derive_seed
 from kvpolicy.training import TraceBatch
 from storage.digests import short_id
-from storage.traces import TraceRow, TraceStore
+from storage.traces import TraceRow, TraceSnapshot, TraceStore
 from tasks.references import SnapshotRef
 
 _BATCHES_AHEAD = 2
@@ -27,7 +27,8 @@ def snapshot_rows(store: TraceStore, snapshot: SnapshotRef) -> Sequence[TraceRow
     """
     latest = store.version()
     for version in dict.fromkeys((min(snapshot.manifest_version, latest), latest)):
-        found = store.snapshot(snapshot.collection, manifest_version=version)
+        rows = sorted(store.rows(snapshot.collection, version=version), key=lambda row: row.sample_id)
+        found = TraceSnapshot(collection=snapshot.collection, manifest_version=version, rows=tuple(rows))
         if short_id("trace_snapshot", found.digest) == snapshot.artifact_id:
             return found.rows
     raise InputError(f"{snapshot.artifact_id} is no longer in the trace store: run `kvp collect` with the same options")
