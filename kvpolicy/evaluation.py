@@ -239,7 +239,7 @@ def _cache_state(whole: Prefill, cut: Cut) -> CacheState:
         keys=whole.keys[:, :n],
         values=whole.values[:, :n],
         queries=whole.queries_before(n, n),
-        positions=torch.arange(n, device=whole.keys.device),
+        positions=torch.arange(n, device=whole.keys.device)[None],
         num_kv_heads=whole.num_kv_heads,
         scaling=whole.scaling,
         importance=importance(whole, num_context=n, num_future=cut.num_future),

@@ -68,7 +68,7 @@ def compressed_generate(
     if budget < num_tokens:
         check_budget(budget, num_tokens)
     whole = prefill(model, token_ids, num_queries=1)
-    positions = torch.arange(num_tokens, device=whole.keys.device)
+    positions = torch.arange(num_tokens, device=whole.keys.device)[None]
     kept = (
         kept_positions(policy.score(whole.keys, whole.values, positions), budget)
         if budget < num_tokens

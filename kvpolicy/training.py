@@ -236,7 +236,7 @@ def heldout_cost(agents: BatchedAgents, batches: Iterable[TraceBatch]) -> Float[
 
 
 def _scores(agents: BatchedAgents, batch: TraceBatch) -> Float[Tensor, "head sequence token"]:
-    flat = agents(batch.keys.flatten(1, 2), batch.values.flatten(1, 2), batch.positions.flatten())
+    flat = agents(batch.keys.flatten(1, 2), batch.values.flatten(1, 2), batch.positions.flatten()[None])
     scores: Tensor = flat.unflatten(1, batch.mask.shape)
     return scores
 

@@ -26,7 +26,8 @@ class CacheState:
         values: Values.
         queries: Queries of the last `query` tokens of the context, with their rotary positions applied. As many as the
             method asks for, or more; all of them when `query` equals `token`.
-        positions: Original position of every cached token, ascending.
+        positions: Original position of every cached token, ascending: one row while all heads hold the same tokens,
+            one for each head where they do not (after a compression).
         num_kv_heads: KV heads of one layer: head h belongs to layer h // num_kv_heads.
         scaling: The model's factor on query-key products.
         seed: Of this sample; only the random method uses it.
@@ -36,7 +37,7 @@ class CacheState:
     keys: Float[Tensor, "head token dim"]
     values: Float[Tensor, "head token dim"]
     queries: Float[Tensor, "head group query dim"]
-    positions: Int[Tensor, "token"]
+    positions: Int[Tensor, "shared token"]
     num_kv_heads: int
     scaling: float
     seed: int = 0
@@ -49,7 +50,8 @@ class CacheState:
             InputError: If their shapes disagree, or the heads do not divide into layers.
         """
         num_heads, num_tokens, head_dim = self.keys.shape
-        expected = {"values": (num_heads, num_tokens, head_dim), "positions": (num_tokens,)}
+        num_rows = num_heads if self.positions.shape[0] == num_heads else 1
+        expected = {"values": (num_heads, num_tokens, head_dim), "positions": (num_rows, num_tokens)}
         if self.importance is not None:
             expected["importance"] = (num_heads, num_tokens)
         for name, shape in expected.items():

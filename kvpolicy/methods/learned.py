@@ -19,9 +19,12 @@ class Scorer(Protocol):
         self,
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
-        positions: Int[Tensor, "token"],
+        positions: Int[Tensor, "shared token"],
     ) -> Float[Tensor, "head token"]:
-        """Score every token of every head from its key, its value and its original position."""
+        """Score every token of every head from its key, its value and its original position.
+
+        Positions are one row for all heads, or one for each.
+        """
         ...
 
 

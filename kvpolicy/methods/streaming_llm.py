@@ -42,7 +42,7 @@ class StreamingLLM(Method):
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:
         """Score by position, the sinks above the last token."""
         positions = state.positions
-        sinks = positions[-1:] + self.num_sink_tokens - positions
+        sinks = positions[:, -1:] + self.num_sink_tokens - positions
         # float32 holds integers exactly up to 16.7 million, beyond any context.
         scores = torch.where(positions < self.num_sink_tokens, sinks, positions).float()
         return scores.expand(state.num_heads, -1)

@@ -100,9 +100,14 @@ class BatchedAgents(nn.Module):
         self,
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
-        positions: Int[Tensor, "token"],
+        positions: Int[Tensor, "shared token"],
     ) -> Float[Tensor, "head token"]:
         """Score every cached token of every head; higher is kept longer.
+
+        Args:
+            keys: Post-RoPE keys.
+            values: Values of the same entries.
+            positions: Original positions: one row for all heads, or one for each.
 
         Raises:
             InputError: If a position is past the end of a learned table.
@@ -141,20 +146,22 @@ class BatchedAgents(nn.Module):
                     f"position {last} is past the learned table of {PAPER_TABLE_ROWS} rows: "
                     "use an agent with continuous positions for longer contexts"
                 )
-            return self.position_table[:, positions]
+            if positions.shape[0] == 1:
+                return self.position_table[:, positions[0]]
+            return self.position_table[torch.arange(self.num_heads, device=positions.device)[:, None], positions]
         return continuous_position_features(positions, self.config.position_dim)
 
 
 def continuous_position_features(
-    positions: Int[Tensor, "token"], num_features: int
-) -> Float[Tensor, "1 token feature"]:
+    positions: Int[Tensor, "*batch token"], num_features: int
+) -> Float[Tensor, "*batch token feature"]:
     """Log-position, its square, and sinusoids of log-spaced wavelengths; finite at any position."""
     real = positions.to(torch.float32)
     log = torch.log1p(real)
     num_waves = (num_features - 2) // 2
     waves = torch.logspace(math.log10(16.0), math.log10(_MAX_WAVELENGTH_TOKENS), num_waves, device=positions.device)
-    angles = real[:, None] * (2 * math.pi / waves)
-    return torch.cat([log[:, None] / 4 - 1, (log[:, None] / 8) ** 2, angles.sin(), angles.cos()], dim=-1)[None]
+    angles = real[..., None] * (2 * math.pi / waves)
+    return torch.cat([log[..., None] / 4 - 1, (log[..., None] / 8) ** 2, angles.sin(), angles.cos()], dim=-1)
 
 
 def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -46,9 +46,9 @@ class PolicySet:
         self,
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
-        positions: Int[Tensor, "token"],
+        positions: Int[Tensor, "shared token"],
     ) -> Float[Tensor, "head token"]:
-        """Score cached tokens; higher is kept longer."""
+        """Score cached tokens, whose positions are the same for all heads or one row a head; higher is kept longer."""
         scores: Tensor = self.agents(keys, values, positions)
         return scores
 

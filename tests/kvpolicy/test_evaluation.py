@@ -174,7 +174,7 @@ def test_fidelity_against_a_slow_computation(model, network, setting, name):
         keys=whole.keys[:, :n],
         values=whole.values[:, :n],
         queries=whole.queries[:, :, :n],
-        positions=torch.arange(n),
+        positions=torch.arange(n)[None],
         num_kv_heads=model.spec.num_kv_heads,
         scaling=whole.scaling,
         importance=attention[:, n:, :n].sum(dim=1),

@@ -149,7 +149,7 @@ def test_heldout_cost_is_the_mean_over_sequences_whatever_the_batches():
     expected = []
     for row, length in enumerate((48, 30, 21)):
         keys, values = batch.keys[:, row, :length], batch.values[:, row, :length]
-        scores = agents(keys, values, torch.arange(length)).detach()
+        scores = agents(keys, values, torch.arange(length)[None]).detach()
         expected.append(normalised_cost(scores, batch.importance[:, row, :length]))
     found = heldout_cost(agents, [batch])
     torch.testing.assert_close(found, torch.stack(expected).mean(dim=0), atol=1e-5, rtol=1e-5)

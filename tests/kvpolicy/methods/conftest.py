@@ -31,7 +31,7 @@ def _make_state(
         keys=draw(heads, num_tokens, dim),
         values=draw(heads, num_tokens, dim),
         queries=queries if num_queries is None else queries[:, :, num_tokens - num_queries :],
-        positions=torch.arange(num_tokens),
+        positions=torch.arange(num_tokens)[None],
         num_kv_heads=num_kv_heads,
         scaling=dim**-0.5,
         seed=seed,

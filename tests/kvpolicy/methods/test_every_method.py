@@ -92,7 +92,7 @@ def _compact(state: CacheState, kept: torch.Tensor) -> CacheState:
         keys=state.keys[:, order],
         values=state.values[:, order],
         queries=state.queries[:, :, order],
-        positions=state.positions[order],
+        positions=state.positions[:, order],
         num_kv_heads=state.num_kv_heads,
         scaling=state.scaling,
         seed=state.seed,
@@ -108,7 +108,7 @@ def test_streaming_llm_keeps_its_sinks_at_the_second_compression(make_state, alw
     twice = kept_positions(method.score(compacted), 30, **always)
     expected = [0, 1, 2, 3, *range(74, 100)]
     for head in range(4):
-        assert compacted.positions[twice[head]].tolist() == expected
+        assert compacted.positions[0, twice[head]].tolist() == expected
 
 
 @pytest.mark.parametrize("always", [{}, {"num_sink_tokens": 0, "num_recent_tokens": 0}], ids=["always kept", "scores"])
@@ -126,7 +126,7 @@ def test_repeated_compression_equals_one_for_methods_that_judge_tokens_alone(mak
     for name in ("streaming_llm", "knorm", "oracle"):
         method = make_method(name)
         compacted = _compact(state, kept_positions(method.score(state), 60))
-        twice = compacted.positions[kept_positions(method.score(compacted), 30)[0]]
+        twice = compacted.positions[0, kept_positions(method.score(compacted), 30)[0]]
         assert twice.tolist() == kept_positions(method.score(state), 30)[0].tolist(), name
 
 
@@ -185,7 +185,9 @@ def _changed(state: CacheState, **fields: object) -> CacheState:
     ("fields", "message"),
     [
         ({"values": torch.zeros(4, 23, 4)}, "values has shape"),
-        ({"positions": torch.arange(23)}, "positions has shape"),
+        ({"positions": torch.arange(23)[None]}, "positions has shape"),
+        ({"positions": torch.arange(24)}, "positions has shape"),
+        ({"positions": torch.arange(24).expand(2, -1)}, "positions has shape"),
         ({"importance": torch.zeros(3, 24)}, "importance has shape"),
         ({"queries": torch.zeros(3, 3, 24, 4)}, "queries have shape"),
         ({"queries": torch.zeros(4, 3, 25, 4)}, "25 queries for 24 tokens"),

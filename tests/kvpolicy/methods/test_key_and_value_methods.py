@@ -48,8 +48,15 @@ def test_streaming_llm_ranks_sinks_then_recency(make_state):
 
 def test_streaming_llm_tells_sinks_by_original_position(make_state):
     state = make_state(6)
-    compacted = type(state)(**{**vars(state), "positions": torch.tensor([1, 3, 20, 21, 40, 41])})
+    compacted = type(state)(**{**vars(state), "positions": torch.tensor([[1, 3, 20, 21, 40, 41]])})
     assert make_method("streaming_llm").score(compacted)[0].argsort(descending=True).tolist() == [0, 1, 5, 4, 3, 2]
+
+
+def test_streaming_llm_reads_the_positions_of_each_head(make_state):
+    positions = torch.tensor([[1, 3, 20, 41], [0, 2, 3, 41], [9, 10, 11, 41], [2, 4, 5, 41]])
+    compacted = type(make_state(4))(**{**vars(make_state(4)), "positions": positions})
+    orders = make_method("streaming_llm").score(compacted).argsort(descending=True).tolist()
+    assert orders == [[0, 1, 3, 2], [0, 1, 2, 3], [3, 2, 1, 0], [0, 3, 2, 1]]
 
 
 def test_random_differs_between_heads_layers_and_samples_and_repeats_with_the_seed(make_state):

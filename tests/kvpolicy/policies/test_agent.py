@@ -31,7 +31,7 @@ def _make(config, num_heads=3, head_dim=6, seed=0):
 def _draw(num_heads=3, num_tokens=20, head_dim=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, num_heads, num_tokens, head_dim, generator=generator)
-    return keys, values, torch.arange(num_tokens) * 3
+    return keys, values, torch.arange(num_tokens)[None] * 3
 
 
 def _alone(agents, head, config):
@@ -68,7 +68,7 @@ def test_an_agent_is_the_papers_network(config):
         )
 
     if config.position == "table":
-        features = weights["position_table"][positions]
+        features = weights["position_table"][positions[0]]
     else:
         features = continuous_position_features(positions, 8)[0]
     position = nn.functional.layer_norm(features, (8,), weights["position_gain"][0], weights["position_shift"][0])
@@ -86,11 +86,11 @@ def test_inputs_are_standardised_channel_by_channel_and_head_by_head():
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, 3, 500, 6, generator=generator)
     agents.fit_inputs(keys, values)
-    small = agents(keys[:, :20], values[:, :20], torch.arange(20))
+    small = agents(keys[:, :20], values[:, :20], torch.arange(20)[None])
     scale = torch.tensor([1, 50, 0.1, 3, 1, 20.0]) * torch.tensor([1, 2, 5.0])[:, None, None]
     shift = torch.tensor([0, 100, -7, 0, 1, 9.0])
     agents.fit_inputs(keys * scale + shift, values)
-    large = agents((keys * scale + shift)[:, :20], values[:, :20], torch.arange(20))
+    large = agents((keys * scale + shift)[:, :20], values[:, :20], torch.arange(20)[None])
     torch.testing.assert_close(large, small, atol=1e-3, rtol=1e-3)
 
 
@@ -115,7 +115,7 @@ def test_a_token_is_scored_by_itself_alone():
     agents = _make(CONFIGS[0])
     keys, values, positions = _draw()
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    shuffled = agents(keys[:, order], values[:, order], positions[order])
+    shuffled = agents(keys[:, order], values[:, order], positions[:, order])
     torch.testing.assert_close(shuffled, agents(keys, values, positions)[:, order], atol=1e-5, rtol=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_half_precision_keys_give_float32_scores_near_the_full_ones(dtype):
 
 
 def test_continuous_positions_are_finite_and_distinct_far_beyond_training():
-    positions = torch.tensor([0, 1, 2, 100, 5_999, 6_000, 131_072, 1_000_000])
+    positions = torch.tensor([[0, 1, 2, 100, 5_999, 6_000, 131_072, 1_000_000]])
     features = continuous_position_features(positions, 32)[0]
     assert features.shape == (8, 32)
     assert features.isfinite().all() and features.abs().max() < 10
@@ -156,6 +156,20 @@ def test_continuous_positions_are_finite_and_distinct_far_beyond_training():
     agents = _make(CONFIGS[0])
     keys, values, _ = _draw(num_tokens=8)
     assert agents(keys, values, positions).isfinite().all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_heads_may_have_positions_of_their_own(config):
+    agents = _make(config)
+    keys, values, _ = _draw()
+    positions = torch.stack([torch.randperm(99, generator=torch.Generator().manual_seed(i))[:20] for i in range(3)])
+    positions = positions.sort(dim=-1).values
+    scores = agents(keys, values, positions)
+    for head in range(3):
+        shared = agents(keys, values, positions[head : head + 1])[head]
+        torch.testing.assert_close(scores[head], shared, atol=1e-6, rtol=1e-6)
+    alike = agents(keys, values, positions[:1].expand(3, -1))
+    torch.testing.assert_close(alike, agents(keys, values, positions[:1]), atol=1e-6, rtol=1e-6)
 
 
 def test_positions_past_the_table_are_refused(fails_in_one_line):

@@ -28,7 +28,7 @@ def _policy(seed=0):
 
 def _cache(num_heads=4, seed=0):
     keys, values = torch.randn(2, num_heads, 15, 6, generator=torch.Generator().manual_seed(seed))
-    return keys, values, torch.arange(15)
+    return keys, values, torch.arange(15)[None]
 
 
 @pytest.mark.parametrize("position", ["continuous", "table"])
