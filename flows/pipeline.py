@@ -16,9 +16,9 @@ from flows.stages import run_collection, run_evaluation, run_training
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from tasks.collect import snapshot_ref
-from tasks.references import PolicyRef, SnapshotRef
+from tasks.references import SnapshotRef, TrainedRef
 from tasks.stage import StageOutcome, find_completed
-from tasks.train import policy_ref, training_stage
+from tasks.train import trained_ref, training_stage
 
 NO_CHOICES = Choices()
 
@@ -139,7 +139,7 @@ def find_snapshot(plan: Plan) -> SnapshotRef:
     return snapshot_ref(plan.home, found.outputs["snapshot"])
 
 
-def find_policy(plan: Plan) -> PolicyRef:
+def find_policy(plan: Plan) -> TrainedRef:
     """The policy set that an evaluation of this plan judges.
 
     Raises:
@@ -153,4 +153,4 @@ def find_policy(plan: Plan) -> PolicyRef:
             f"evaluate: {plan.home.path} has no policies for this model, preset, tasks, seed and code: "
             f"run `kvp train --preset {plan.config.preset}` with the same options first"
         )
-    return policy_ref(plan.home, found.outputs["policy"])
+    return trained_ref(plan.home, found.outputs["policy"])

@@ -15,9 +15,9 @@ from storage.home import Home
 from tasks.collect import snapshot_ref
 from tasks.model import recorded_model
 from tasks.prompts import prompts_ref
-from tasks.references import ModelRef, PolicyRef, PromptsRef, SnapshotRef
+from tasks.references import ModelRef, PromptsRef, SnapshotRef, TrainedRef
 from tasks.stage import lost_results
-from tasks.train import policy_ref
+from tasks.train import trained_ref
 
 _WHY_NOT = {"failed": "failed", "repeated": "is a repetition itself"}
 
@@ -110,10 +110,10 @@ class Recorded:
         """The traces, every fragment of them."""
         return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
 
-    def policies(self) -> list[PolicyRef]:
+    def policies(self) -> list[TrainedRef]:
         """The policy sets, in their order."""
         roles = [role for role in self.original.known.inputs if role.startswith("policy_")]
-        return [policy_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
+        return [trained_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
 
     def _whole(self, role: str, rests_on: str) -> Artifact:
         """The artifact that the run read in a role."""

@@ -12,7 +12,7 @@ from storage.home import Home
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard
 from tasks.publish import evaluation_stage, publish_curves
-from tasks.references import EvaluationRef, ModelRef, PolicyRef, PromptsRef, SnapshotRef
+from tasks.references import EvaluationRef, ModelRef, PromptsRef, SnapshotRef, TrainedRef
 from tasks.stage import StageOutcome, find_completed
 from tasks.train import assemble_policy, train_heads, training_stage
 
@@ -34,7 +34,7 @@ def run_collection(
 
 def run_training(
     home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int
-) -> tuple[PolicyRef, StageOutcome]:
+) -> tuple[TrainedRef, StageOutcome]:
     """Train every head, group by group, and join the groups into a policy set."""
     groups: list[str] = []
     if find_completed(home, training_stage(model, snapshot, config, seed=seed)) is None:
@@ -43,14 +43,14 @@ def run_training(
             heads = (first, min(first + size, model.num_heads))
             outcome = train_heads(home, model, snapshot, config, heads=heads, seed=seed)
             groups.append(outcome.outputs["group"])
-    joined: tuple[PolicyRef, StageOutcome] = assemble_policy(home, model, snapshot, config, groups, seed=seed)
+    joined: tuple[TrainedRef, StageOutcome] = assemble_policy(home, model, snapshot, config, groups, seed=seed)
     return joined
 
 
 def run_evaluation(
     home: Home,
     model: ModelRef,
-    policies: Sequence[PolicyRef],
+    policies: Sequence[TrainedRef],
     prompts: PromptsRef,
     config: EvaluateConfig,
     *,

@@ -24,7 +24,7 @@ from tasks.prompts import prompts_ref, prompts_stage
 from tasks.publish import evaluation_stage
 from tasks.references import ModelRef
 from tasks.stage import Stage, find_completed, lost_results
-from tasks.train import policy_ref, training_stage
+from tasks.train import trained_ref, training_stage
 
 _COLLECT, _TRAIN, _EVALUATE = ("collect", ""), ("train", ""), ("evaluate", "")
 _RESULT = {"prompts": "prompts", "collect": "snapshot", "train": "policy", "evaluate": "evaluation"}
@@ -122,7 +122,7 @@ class _Check:
         learned = "kvp" in config.evaluate.methods
         if "test" not in refs or (learned and _TRAIN not in self._made):
             return
-        policies = [policy_ref(home, self._made[_TRAIN])] if learned else []
+        policies = [trained_ref(home, self._made[_TRAIN])] if learned else []
         stage = evaluation_stage(
             model, policies, refs["test"], config.evaluate, benchmark=config.prompts.benchmark, seed=seed
         )

@@ -21,7 +21,7 @@ from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.progress import progress
-from tasks.references import ModelRef, PolicyRef, PromptsRef, ShardRef
+from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
@@ -58,7 +58,7 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Evalua
 def evaluate_shard(
     home: Home,
     model: ModelRef,
-    policies: Sequence[PolicyRef],
+    policies: Sequence[TrainedRef],
     prompts: PromptsRef,
     config: EvaluateConfig,
     *,
@@ -132,7 +132,9 @@ def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     return [row for shard in shards for row in read_rows(Path(shard.path) / COSTS)]
 
 
-def _contenders(config: EvaluateConfig, policies: Sequence[PolicyRef], model: ModelRef, device: str) -> list[Contender]:
+def _contenders(
+    config: EvaluateConfig, policies: Sequence[TrainedRef], model: ModelRef, device: str
+) -> list[Contender]:
     contenders = []
     for name in config.contenders:
         if name == "kvp":

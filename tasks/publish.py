@@ -17,7 +17,7 @@ from storage.home import Home
 from storage.tracking import CurveRun, DatasetRef, Tracking
 from tasks.evaluate import read_costs, read_scores
 from tasks.model import model_spec
-from tasks.references import EvaluationRef, ModelRef, PolicyRef, PromptsRef, ShardRef
+from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
 CurveName = tuple[str, str, int]  # setting, method, seed: one MLflow run each
@@ -29,7 +29,7 @@ class _Evaluation:
 
     home: Home
     model: ModelRef
-    policies: dict[int, PolicyRef]
+    policies: dict[int, TrainedRef]
     prompts: PromptsRef
     benchmark: str
     evaluation_id: str
@@ -37,13 +37,13 @@ class _Evaluation:
     timestamp_ms: int
     conditions: dict[str, str]
 
-    def policy_of(self, method: str, seed: int) -> PolicyRef | None:
+    def policy_of(self, method: str, seed: int) -> TrainedRef | None:
         return self.policies.get(seed) if method == "kvp" else None
 
 
 def evaluation_stage(
     model: ModelRef,
-    policies: Sequence[PolicyRef],
+    policies: Sequence[TrainedRef],
     prompts: PromptsRef,
     config: EvaluateConfig,
     *,
@@ -74,7 +74,7 @@ def evaluation_stage(
 def publish_curves(
     home: Home,
     model: ModelRef,
-    policies: Sequence[PolicyRef],
+    policies: Sequence[TrainedRef],
     prompts: PromptsRef,
     stage: Stage,
     *,
@@ -158,7 +158,7 @@ def publish_curves(
 def _start(
     home: Home,
     model: ModelRef,
-    policies: Sequence[PolicyRef],
+    policies: Sequence[TrainedRef],
     prompts: PromptsRef,
     *,
     artifact: Artifact,

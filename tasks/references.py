@@ -61,16 +61,18 @@ class SnapshotRef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyRef:
-    """A policy set.
+class TrainedRef:
+    """What methods are made from: a policy set, or soft tokens.
 
     Attributes:
         artifact_id: In the catalog.
+        kind: `policy_set` or `soft_tokens`.
         path: Its folder.
         seed: That it was trained with.
     """
 
     artifact_id: str
+    kind: str
     path: str
     seed: int
 

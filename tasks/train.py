@@ -19,7 +19,7 @@ from storage.tracking import DatasetRef, Tracking
 from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
 from tasks.progress import progress
-from tasks.references import ModelRef, PolicyRef, SnapshotRef
+from tasks.references import ModelRef, SnapshotRef, TrainedRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches, snapshot_rows
 
@@ -114,7 +114,7 @@ def assemble_policy(
     groups: Sequence[str],
     *,
     seed: int,
-) -> tuple[PolicyRef, StageOutcome]:
+) -> tuple[TrainedRef, StageOutcome]:
     """Join trained groups into a policy set, log its training and register it.
 
     Args:
@@ -145,7 +145,7 @@ def assemble_policy(
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
-    policy = policy_ref(home, outcome.outputs["policy"])
+    policy = trained_ref(home, outcome.outputs["policy"])
     # Only what the catalog has is registered; doing it again changes nothing.
     Tracking(home).register_policy(
         name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
@@ -157,10 +157,12 @@ def assemble_policy(
     return policy, outcome
 
 
-def policy_ref(home: Home, artifact_id: str) -> PolicyRef:
-    """The reference of a policy set in the catalog."""
+def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
+    """The reference of a policy set, or of soft tokens, in the catalog."""
     artifact = Catalog(home).artifact(artifact_id)
-    return PolicyRef(artifact_id=artifact_id, path=artifact.uri, seed=int(artifact.metadata["seed"]))
+    return TrainedRef(
+        artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
+    )
 
 
 def _save(home: Home, policy: PolicySet, name: str, *, kind: str) -> Artifact:

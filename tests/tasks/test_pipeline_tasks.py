@@ -22,7 +22,7 @@ from tasks.model import load_model
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.samples import read_encoded
 from tasks.stage import find_completed
-from tasks.train import assemble_policy, policy_ref, train_heads
+from tasks.train import assemble_policy, train_heads, trained_ref
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
 TRAIN = TrainConfig(agent=AgentConfig(width=8), num_steps=4, num_warmup_steps=1, heldout_every_steps=2)
@@ -160,7 +160,7 @@ def test_training_again_gives_the_same_policy(home, model, collected, policy, tm
     other = train_heads.fn(home, model, snapshot, TRAIN, heads=(0, 3), seed=1)
     assert not other.skipped
     assert other.outputs != again.outputs
-    assert policy_ref(home, policy.artifact_id) == policy
+    assert trained_ref(home, policy.artifact_id) == policy
 
 
 def test_shards_judge_what_one_shard_does(home, model, policy, prompts, judged):
