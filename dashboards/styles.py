@@ -20,9 +20,16 @@ METRICS = {
     "kl": "KL from the full cache, question + answer (nats)",
     "kl_answer": "KL from the full cache, answer (nats)",
     "string_match": "string match (share of references found)",
+    "retrieval": "right paragraph named",
+    "rouge_l": "ROUGE-L (F)",
+    "accuracy": "accuracy (log-likelihood of options)",
+    "accuracy_normalised": "accuracy (log-likelihood per byte)",
+    "perplexity": "perplexity of the future",
+    "reward_correlation": "future attention, compacted and full: rank correlation",
+    "missed_mass": "future attention that was evicted (share)",
 }
-LOWER_IS_BETTER = frozenset({"kl", "kl_answer"})
-"""These are KL divergences: never below 0, 0 for the full cache, and drawn on a logarithmic axis."""
+LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
+"""These are never below 0, of many orders of magnitude, and drawn on a logarithmic axis."""
 
 
 @dataclass(frozen=True, kw_only=True)

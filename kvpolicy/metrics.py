@@ -1,12 +1,13 @@
 """What is measured on a compacted cache: how far its predictions move from the full cache's, and what it answers.
 
-Each metric is defined once, here: `kl`, `kl_answer` and `string_match` are the names under which they are stored.
+Each metric is defined once, here, under the name by which it is stored. `kl` and `kl_answer` are measured on every
+sample; the others where the sample's task has them, the last two on the samples that are analysed.
 """
 
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 METRICS: Mapping[str, str] = {
@@ -14,8 +15,19 @@ METRICS: Mapping[str, str] = {
     "tokens of question and answer that run on the compacted cache, teacher-forced; lower is better",
     "kl_answer": "the same over the predictions of answer tokens alone; lower is better",
     "string_match": "share of the reference strings found in the greedy answer, ignoring case; higher is better",
+    "retrieval": "share of the numbers in the greedy answer that are the right paragraph's; higher is better",
+    "rouge_l": "ROUGE-L F-measure of the greedy answer against the reference; higher is better",
+    "accuracy": "whether the right option has the highest log-likelihood; higher is better",
+    "accuracy_normalised": "whether the right option has the highest log-likelihood per byte; higher is better",
+    "perplexity": "exp of the mean negative log-likelihood of the future's tokens, teacher-forced; lower is better",
+    "reward_correlation": "Spearman correlation, over the kept entries, of the future attention that they receive on "
+    "the compacted cache with what they receive on the full one, mean over heads; higher is better",
+    "missed_mass": "share of the full cache's future attention that went to entries that were evicted, mean over "
+    "heads; lower is better",
 }
-LOWER_IS_BETTER = frozenset({"kl", "kl_answer"})
+LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
+ANSWER_METRICS = frozenset({"string_match", "retrieval", "rouge_l"})
+"""Those that judge what the model itself writes."""
 
 
 def kl_divergence(
@@ -27,3 +39,12 @@ def kl_divergence(
     # Row by row: a vocabulary of 50,000 or more times all rows would be gigabytes of float32.
     rows = [(probability * (full - row.float().log_softmax(dim=-1))).sum(dim=-1) for row in compacted_logits]
     return torch.stack(rows).clamp_min(0)
+
+
+def token_log_likelihoods(
+    logits: Float[Tensor, "row token vocab"], token_ids: Int[Tensor, "token"]
+) -> Float[Tensor, "row token"]:
+    """Log-probability, in nats and float32, of each token under the logits that predict it."""
+    wanted = token_ids.to(logits.device)[:, None]
+    rows = [row.float().log_softmax(dim=-1).gather(-1, wanted).squeeze(-1) for row in logits]  # for memory, as above
+    return torch.stack(rows)
