@@ -22,6 +22,9 @@ NUM_SINK_TOKENS = 4
 NUM_RECENT_TOKENS = 16
 """Last tokens of a context that every budget keeps."""
 
+NOT_KEPT = -1
+"""Stands, on the left, for what a head keeps less than another one does."""
+
 
 def rank_by_score(scores: Float[Tensor, "*batch token"]) -> Int[Tensor, "*batch token"]:
     """Order tokens from the one kept longest to the one evicted first.
@@ -43,11 +46,11 @@ def rank_by_score(scores: Float[Tensor, "*batch token"]) -> Int[Tensor, "*batch 
 
 def kept_positions(
     scores: Float[Tensor, "head token"],
-    budget: int,
+    budget: int | Int[Tensor, "head"],
     *,
     num_sink_tokens: int = NUM_SINK_TOKENS,
     num_recent_tokens: int = NUM_RECENT_TOKENS,
-) -> Int[Tensor, "head budget"]:
+) -> Int[Tensor, "head most"]:
     """Choose the tokens that each head keeps.
 
     The first and the last tokens are kept whatever their score and count towards the budget; the rest of the
@@ -55,15 +58,16 @@ def kept_positions(
 
     Args:
         scores: Higher is kept longer.
-        budget: Tokens that each head keeps.
+        budget: Tokens that each head keeps: one number for all, or one for each.
         num_sink_tokens: First tokens that are always kept.
         num_recent_tokens: Last tokens that are always kept.
 
     Returns:
-        Indices into the token dimension, ascending within each head.
+        Indices into the token dimension, ascending within each head. Heads that keep fewer than the one that keeps most
+        have NOT_KEPT on the left, so that the last entries of all heads are their last tokens.
 
     Raises:
-        InputError: If the budget is below the always-kept tokens or above the context, or if a score
+        InputError: If a budget is below the always-kept tokens or above the context, or if a score
             between them is NaN.
     """
     num_heads, num_tokens = scores.shape
@@ -71,13 +75,18 @@ def kept_positions(
         raise InputError(
             f"always-kept tokens: {num_sink_tokens} first and {num_recent_tokens} last, expected at least 0 of each"
         )
-    check_budget(budget, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
-    end = num_tokens - num_recent_tokens
-    best = rank_by_score(scores[:, num_sink_tokens:end])[:, : budget - num_sink_tokens - num_recent_tokens]
-    middle = best.sort(dim=-1).values + num_sink_tokens
+    least, most = (budget, budget) if isinstance(budget, int) else (int(budget.min()), int(budget.max()))
+    for bound in (least, most):
+        check_budget(bound, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
+    num_always, end = num_sink_tokens + num_recent_tokens, num_tokens - num_recent_tokens
+    best = rank_by_score(scores[:, num_sink_tokens:end])[:, : most - num_always] + num_sink_tokens
+    if least < most:
+        assert isinstance(budget, Tensor)
+        ranks = torch.arange(most - num_always, device=scores.device)
+        best = best.masked_fill(ranks >= budget.to(scores.device)[:, None] - num_always, NOT_KEPT)
     sinks = torch.arange(num_sink_tokens, device=scores.device).expand(num_heads, -1)
     recents = torch.arange(end, num_tokens, device=scores.device).expand(num_heads, -1)
-    return torch.cat((sinks, middle, recents), dim=-1)
+    return torch.cat((sinks, best, recents), dim=-1).sort(dim=-1).values
 
 
 def check_budget(
@@ -98,6 +107,39 @@ def check_budget(
             f"budget: {budget} tokens, expected from {num_always} (the {num_sink_tokens} first and {num_recent_tokens} "
             f"last are always kept) to {num_tokens} (the context); choose a budget in that range"
         )
+
+
+def check_allocation(
+    allocation: int | Int[Tensor, "head"],
+    budget: int,
+    *,
+    num_heads: int,
+    num_tokens: int,
+    num_sink_tokens: int = NUM_SINK_TOKENS,
+    num_recent_tokens: int = NUM_RECENT_TOKENS,
+) -> None:
+    """Refuse a way to share a budget among heads that gives out another number of tokens, or that cannot be kept.
+
+    Args:
+        allocation: Tokens that each head keeps: one number for all, or one for each.
+        budget: Tokens that a head keeps on average.
+        num_heads: Heads that share.
+        num_tokens: Tokens of the context.
+        num_sink_tokens: First tokens that are always kept.
+        num_recent_tokens: Last tokens that are always kept.
+
+    Raises:
+        InputError: If the sum is not `budget * num_heads`, or a head gets less than the always-kept tokens or more than
+            the context.
+    """
+    shares = torch.full((num_heads,), allocation) if isinstance(allocation, int) else allocation
+    if int(shares.sum()) != budget * num_heads or shares.shape[0] != num_heads:
+        raise InputError(
+            f"allocation: {int(shares.sum())} tokens for {shares.shape[0]} heads, expected {budget * num_heads} for "
+            f"{num_heads} (the budget of {budget} each on average); share out neither more nor less"
+        )
+    for bound in (int(shares.min()), int(shares.max())):
+        check_budget(bound, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
 
 
 def budget_from_ratio(ratio: float, num_tokens: int) -> int:

@@ -117,7 +117,7 @@ def attend_masked(
     key: Float[Tensor, "row kv_head past dim"],
     value: Float[Tensor, "row kv_head past dim"],
     scaling: float,
-    mask: Float[Tensor, "row 1 token_of_group past"],
+    mask: Float[Tensor, "row #kv_head token_of_group past"],
 ) -> Float[Tensor, "row query_head token dim"]:
     """Grouped-query attention without repeating keys: the group is folded into the queries.
 
@@ -126,7 +126,8 @@ def attend_masked(
         key: Keys, past and present.
         value: Values of the same entries.
         scaling: Factor on the logits.
-        mask: Added to the logits: 0 or -inf for the tokens of each member of the group in turn.
+        mask: Added to the logits: 0 or -inf for the tokens of each member of the group in turn, the same for
+            all KV heads or one for each.
     """
     rows, num_query_heads, num_tokens, dim = query.shape
     folded = query.reshape(rows, key.shape[1], -1, dim)

@@ -1,7 +1,7 @@
 """What every eviction method is given and what it gives back.
 
-A method only scores: kvpolicy.ranking selects and kvpolicy.cache compacts. Methods hold their parameters and nothing
-else; nothing stays behind on a model or between two calls.
+A method scores, and may share a budget among heads: kvpolicy.ranking selects and kvpolicy.cache compacts. Methods hold
+their parameters and nothing else; nothing stays behind on a model or between two calls.
 
 Legend: head = KV heads of the whole model, layer-major; group = query heads that share a KV head; token = cached
 tokens; query = the last tokens of the context whose queries are known; dim = head dimension.
@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.errors import InputError
+from kvpolicy.ranking import check_allocation, check_budget, kept_positions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,6 +145,46 @@ class Method(ABC):
         Raises:
             InputError: If the state lacks what the method needs.
         """
+
+    def allocate(
+        self, state: CacheState, scores: Float[Tensor, "head token"], budget: int
+    ) -> int | Int[Tensor, "head"]:
+        """Share a budget of `budget` tokens a KV head on average among the heads; by default all get the same.
+
+        Args:
+            state: The cache that was scored.
+            scores: What `score` gave for it.
+            budget: Tokens that a head keeps on average.
+
+        Returns:
+            The budget of all heads, or one for each. `kvpolicy.ranking.check_allocation` says what is allowed: the sum
+            is `budget` times the number of heads, and each head keeps at least the always-kept tokens and at most the
+            context.
+        """
+        return budget
+
+
+def kept_by_method(
+    method: Method, state: CacheState, scores: Float[Tensor, "head token"], budget: int
+) -> Int[Tensor, "head most"]:
+    """Choose the tokens that each head keeps, when the method shares a budget among the heads.
+
+    Args:
+        method: The method that gave the scores.
+        state: The cache that was scored.
+        scores: Higher is kept longer.
+        budget: Tokens that a head keeps on average.
+
+    Returns:
+        As `kvpolicy.ranking.kept_positions`.
+
+    Raises:
+        InputError: If the budget or what the method makes of it cannot be kept, or if a score is NaN.
+    """
+    check_budget(budget, state.num_tokens)
+    allocation = method.allocate(state, scores, budget)
+    check_allocation(allocation, budget, num_heads=state.num_heads, num_tokens=state.num_tokens)
+    return kept_positions(scores, allocation)
 
 
 def require_counts(method: str, minimum: int, **counts: int) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.cache import CompactedCache
+from kvpolicy.ranking import NOT_KEPT
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
 NUM_CONTEXT, NUM_TOKENS = 26, 38
@@ -104,6 +105,49 @@ def test_ragged_rows_equal_the_same_rows_alone(tiny_model, draw_tokens, family):
     for row, kept in enumerate(rows):
         alone = _run(model, _compact(model, tokens, [kept]), tokens, PASSES)[0]
         torch.testing.assert_close(together[row], alone, **TOLERANCE)
+
+
+def _ragged_kept(num_heads, seed, *, least=1, most=14):
+    """Another number of tokens in every head, with padding on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    budgets = torch.randint(least, most + 1, (num_heads,), generator=generator)
+    kept = torch.full((num_heads, int(budgets.max())), NOT_KEPT)
+    for head, budget in enumerate(budgets.tolist()):
+        order = torch.rand(NUM_CONTEXT, generator=generator).argsort()
+        kept[head, -budget:] = order[:budget].sort().values
+    return kept
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_may_keep_different_numbers(tiny_model, eager_network, draw_tokens, family):
+    model, tokens = tiny_model(family), draw_tokens(NUM_TOKENS)
+    kept = _ragged_kept(model.spec.num_heads, seed=3)
+    assert (kept == NOT_KEPT).any()
+    expected = _masked_logits(eager_network(family), tokens, kept, model.spec.num_kv_heads)[NUM_CONTEXT:]
+    logits = _run(model, _compact(model, tokens, [kept]), tokens, PASSES)[0]
+    torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_mha", "gemma"])
+def test_ragged_heads_equal_the_same_rows_alone_in_any_order(tiny_model, draw_tokens, family):
+    model, tokens = tiny_model(family), draw_tokens(NUM_TOKENS)
+    heads = model.spec.num_heads
+    rows = [_ragged_kept(heads, seed=1), _random_kept(heads, 5, seed=2), _ragged_kept(heads, seed=3, least=20, most=25)]
+    alone = [_run(model, _compact(model, tokens, [kept]), tokens, PASSES)[0] for kept in rows]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        together = _run(model, _compact(model, tokens, [rows[row] for row in order]), tokens, PASSES)
+        for found, row in zip(together, order, strict=True):
+            torch.testing.assert_close(found, alone[row], **TOLERANCE)
+
+
+def test_rows_with_ragged_heads_can_be_dropped(tiny_model, draw_tokens):
+    model, tokens = tiny_model("llama"), draw_tokens(NUM_TOKENS)
+    rows = [_ragged_kept(model.spec.num_heads, seed=seed) for seed in (1, 2, 3)]
+    expected = _run(model, _compact(model, tokens, rows), tokens, [(26, 32), (32, 38)])
+    cache = _compact(model, tokens, rows)
+    _run(model, cache, tokens, [(26, 32)])
+    cache.keep_rows(torch.tensor([0, 2]))
+    torch.testing.assert_close(_run(model, cache, tokens, [(32, 38)]), expected[[0, 2], 6:], **TOLERANCE)
 
 
 def test_rows_may_continue_differently(tiny_model, eager_network, draw_tokens):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
-from kvpolicy.ranking import budget_from_ratio, kept_positions, rank_by_score
+from kvpolicy.ranking import NOT_KEPT, budget_from_ratio, check_allocation, kept_positions, rank_by_score
 
 # Few distinct values, so that ties are the rule.
 tied_scores = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, float("inf"), float("-inf")]), min_size=20, max_size=60)
@@ -64,6 +64,47 @@ def test_the_whole_context_is_a_budget():
 def test_budgets_out_of_range_are_refused(budget):
     with pytest.raises(InputError, match=f"budget: {budget} tokens, expected from 20 .* to 30"):
         kept_positions(torch.zeros(2, 30), budget)
+
+
+@given(st.data(), st.integers(20, 50))
+@settings(deadline=None)
+def test_each_head_keeps_what_it_would_keep_alone(data, num_tokens):
+    values = st.sampled_from([-1.0, 0.0, 2.0, float("inf")])
+    scores = torch.tensor(data.draw(st.lists(st.lists(values, min_size=num_tokens, max_size=num_tokens), min_size=1)))
+    budgets = torch.tensor([data.draw(st.integers(20, num_tokens)) for _ in scores])
+    kept = kept_positions(scores, budgets)
+    assert kept.shape == (len(scores), int(budgets.max()))
+    for head, budget in enumerate(budgets.tolist()):
+        padding, own = kept[head, : kept.shape[1] - budget], kept[head, kept.shape[1] - budget :]
+        assert (padding == NOT_KEPT).all()
+        assert torch.equal(own, kept_positions(scores[head : head + 1], budget)[0])
+
+
+@pytest.mark.parametrize("budgets", [[20, 31], [19, 25]])
+def test_a_budget_of_one_head_out_of_range_is_refused(budgets):
+    with pytest.raises(InputError, match=r"budget: (31|19) tokens, expected from 20 .* to 30"):
+        kept_positions(torch.zeros(2, 30), torch.tensor(budgets))
+
+
+@pytest.mark.parametrize(
+    ("allocation", "message"),
+    [
+        (26, "78 tokens for 3 heads, expected 75 for 3"),
+        (torch.tensor([25, 25, 26]), "76 tokens for 3 heads, expected 75 for 3"),
+        (torch.tensor([25, 50]), "75 tokens for 2 heads, expected 75 for 3"),
+        (torch.tensor([19, 28, 28]), "budget: 19 tokens, expected from 20"),
+        (torch.tensor([21, 23, 31]), "budget: 31 tokens, expected from 20 .* to 30"),
+    ],
+)
+def test_an_allocation_that_is_not_the_budget_is_refused(allocation, message):
+    with pytest.raises(InputError, match=message) as error:
+        check_allocation(allocation, 25, num_heads=3, num_tokens=30)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("allocation", [25, torch.tensor([25, 25, 25]), torch.tensor([20, 25, 30])])
+def test_an_allocation_of_the_whole_budget_is_allowed(allocation):
+    check_allocation(allocation, 25, num_heads=3, num_tokens=30)
 
 
 def test_negative_always_kept_tokens_are_refused():

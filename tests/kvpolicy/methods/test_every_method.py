@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.base import CacheState, kept_by_method
 from kvpolicy.methods.registry import make_method, method_names, method_type
-from kvpolicy.ranking import kept_positions
+from kvpolicy.methods.streaming_llm import StreamingLLM
+from kvpolicy.ranking import NOT_KEPT, kept_positions
 
 NAMES = ("kvp", "random", "streaming_llm", "knorm", "keydiff", "lagkv", "snapkv", "tova", "h2o", "full", "oracle")
 
@@ -128,6 +129,28 @@ def test_repeated_compression_equals_one_for_methods_that_judge_tokens_alone(mak
         compacted = _compact(state, kept_positions(method.score(state), 60))
         twice = compacted.positions[0, kept_positions(method.score(compacted), 30)[0]]
         assert twice.tolist() == kept_positions(method.score(state), 30)[0].tolist(), name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "full"])
+def test_a_method_keeps_its_budget_and_what_every_budget_keeps(make_state, make_any, name):
+    method, state = make_any(name), make_state(90)
+    for budget in (20, 37, 90):
+        kept = kept_by_method(method, state, method.score(state), budget)
+        assert int((kept != NOT_KEPT).sum()) == budget * state.num_heads
+        for row in kept.tolist():
+            own = [token for token in row if token != NOT_KEPT]
+            assert own == sorted(set(own)) and {*range(4), *range(74, 90)} <= set(own)
+
+
+@pytest.mark.parametrize("shares", [[20, 30, 30, 30], [10, 30, 30, 30], [30, 30, 30]])
+def test_a_method_that_shares_a_budget_wrongly_is_refused(unchecked, make_state, shares):
+    class Greedy(StreamingLLM):
+        def allocate(self, state, scores, budget):
+            return torch.tensor(shares)
+
+    state = make_state(90)
+    with pytest.raises(InputError, match="budget"):
+        kept_by_method(Greedy(), state, Greedy().score(state), 25)
 
 
 def test_unknown_method_lists_the_names():
