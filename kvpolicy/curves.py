@@ -1,7 +1,9 @@
-"""Budget curves and comparisons: what the scores of single examples add up to, with intervals.
+"""Budget curves: what the scores of single examples add up to, with intervals.
 
-All columns of one setting and metric meet the same bootstrap resamples, so differences are paired by example. Settings
-are never mixed.
+Scores of one benchmark, setting and metric are a table, and tables are never mixed. A metric that only some tasks have
+makes a table of their samples alone. All columns of a table meet the same bootstrap resamples.
+
+Not for who beats whom: that is `kvpolicy.comparisons`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +26,7 @@ class ExampleScore:
     """One figure of one example, with where it belongs."""
 
     sample_id: str
+    benchmark: str
     task: str
     setting: str
     method: str
@@ -37,6 +40,7 @@ class ExampleScore:
 class CurvePoint:
     """A point of a budget curve; `task` is `mean` for the mean over tasks."""
 
+    benchmark: str
     setting: str
     method: str
     seed: int
@@ -68,9 +72,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Table:
-    """All scores of one setting and metric: one row an example, one column a (method, seed, budget)."""
+class ScoreTable:
+    """All scores of one benchmark, setting and metric: a row for each example, a column for each contender and budget.
 
+    Attributes:
+        benchmark: Of all scores.
+        setting: Of all scores.
+        metric: Of all scores.
+        tasks: Of each example.
+        columns: Method, seed and budget of each column.
+        values: The scores.
+    """
+
+    benchmark: str
     setting: str
     metric: str
     tasks: tuple[str, ...]
@@ -93,7 +107,7 @@ def budget_curves(
         InputError: If an example lacks a score that others of its table have.
     """
     points = []
-    for table in _tables(scores):
+    for table in score_tables(scores):
         for task in (MEAN_TASK, *sorted(set(table.tasks))):
             rows = [index for index, own in enumerate(table.tasks) if task in (MEAN_TASK, own)]
             intervals = bootstrap_table(
@@ -105,6 +119,7 @@ def budget_curves(
             )
             points += [
                 CurvePoint(
+                    benchmark=table.benchmark,
                     setting=table.setting,
                     method=method,
                     seed=method_seed,
@@ -127,7 +142,7 @@ def compare_with_heuristics(
         InputError: As `budget_curves`.
     """
     comparisons = []
-    for table in _tables(scores):
+    for table in score_tables(scores):
         means = _mean_over_seeds(table)
         pairs = [
             (heuristic, budget)
@@ -166,35 +181,41 @@ def beats_all(comparisons: Sequence[Comparison], *, setting: str, metric: str) -
     }
 
 
-def _mean_over_seeds(table: _Table) -> dict[tuple[str, int], Float[np.ndarray, "example"]]:
+def _mean_over_seeds(table: ScoreTable) -> dict[tuple[str, int], Float[np.ndarray, "example"]]:
     groups: dict[tuple[str, int], list[int]] = {}
     for column, (method, _, budget) in enumerate(table.columns):
         groups.setdefault((method, budget), []).append(column)
     return {key: table.values[:, columns].mean(axis=1) for key, columns in groups.items()}
 
 
-def _tables(scores: Iterable[ExampleScore]) -> list[_Table]:
-    grouped: dict[tuple[str, str], dict[str, dict[tuple[str, int, int], float]]] = {}
-    tasks: dict[str, str] = {}
+def score_tables(scores: Iterable[ExampleScore]) -> list[ScoreTable]:
+    """Sort scores into tables.
+
+    Raises:
+        InputError: If an example lacks a score that others of its table have.
+    """
+    grouped: dict[tuple[str, str, str], dict[str, dict[tuple[str, int, int], float]]] = {}
+    tasks: dict[tuple[str, str], str] = {}
     for score in scores:
-        example = grouped.setdefault((score.setting, score.metric), {}).setdefault(score.sample_id, {})
-        example[score.method, score.seed, score.budget] = score.value
-        tasks[score.sample_id] = score.task
+        table = grouped.setdefault((score.benchmark, score.setting, score.metric), {})
+        table.setdefault(score.sample_id, {})[score.method, score.seed, score.budget] = score.value
+        tasks[score.benchmark, score.sample_id] = score.task
     tables = []
-    for (setting, metric), examples in grouped.items():
+    for (benchmark, setting, metric), examples in grouped.items():
         columns = tuple(dict.fromkeys(column for values in examples.values() for column in values))
         for sample_id, values in examples.items():
             for method, seed, budget in columns:
                 if (method, seed, budget) not in values:
                     raise InputError(
                         f"curves: sample {sample_id} has no {metric} of {method} (seed {seed}) at budget {budget} in "
-                        f"setting {setting}, which others have: judge all samples alike"
+                        f"setting {setting} of {benchmark}, which others have: judge all samples alike"
                     )
         tables.append(
-            _Table(
+            ScoreTable(
+                benchmark=benchmark,
                 setting=setting,
                 metric=metric,
-                tasks=tuple(tasks[sample_id] for sample_id in examples),
+                tasks=tuple(tasks[benchmark, sample_id] for sample_id in examples),
                 columns=columns,
                 values=np.array([[values[column] for column in columns] for values in examples.values()]),
             )

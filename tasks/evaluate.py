@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from kvpolicy.benchmarks.disjoint import check_disjoint
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
 from kvpolicy.errors import InputError
-from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, evaluate_example
-from kvpolicy.methods.registry import make_method
-from kvpolicy.policies.policy_set import load_policy
+from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, Score, evaluate_example
+from kvpolicy.methods.registry import make_method, method_type
+from kvpolicy.policies.policy_set import PolicySet, load_policy
 from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
@@ -26,6 +28,8 @@ from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 
 SCORES, COSTS = "scores.parquet", "costs.parquet"
+# What a method's parameter for what was trained is called, by its kind.
+_PARAMETER = {"policy_set": "policy", "soft_tokens": "soft_tokens"}
 
 
 @stage_task("check-prompts")
@@ -58,7 +62,7 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Evalua
 def evaluate_shard(
     home: Home,
     model: ModelRef,
-    policies: Sequence[TrainedRef],
+    trained: Sequence[TrainedRef],
     prompts: PromptsRef,
     config: EvaluateConfig,
     *,
@@ -81,7 +85,7 @@ def evaluate_shard(
         inputs={
             "model": model.artifact_id,
             "prompts": prompts.artifact_id,
-            **{f"policy_{policy.seed}": policy.artifact_id for policy in policies},
+            **{reference.role: reference.artifact_id for reference in trained},
         },
         parameters={**judged, "dtype": model.dtype, "first": first, "stop": stop},
         seed=seed,
@@ -89,7 +93,7 @@ def evaluate_shard(
 
     def body(run: RunRecorder) -> None:
         language_model = load_model(model)
-        contenders = _contenders(config, policies, model, str(language_model.device))
+        contenders = _contenders(config, trained, model, str(language_model.device))
         scores, costs, samples = [], [], []
         tasks = [sample.task for sample in read_samples(prompts)]
         with progress("evaluate", stop - first, "examples") as advance:
@@ -105,7 +109,7 @@ def evaluate_shard(
                     generate=tasks[:index].count(task) < config.num_generated,
                     max_answer_tokens=config.max_answer_tokens,
                 )
-                scores += [_score_row(example.sample.sample_id, task, score) for score in result.scores]
+                scores += [_score_row(example.sample, score) for score in result.scores]
                 costs += _cost_rows(example.sample.sample_id, result)
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)
@@ -133,23 +137,30 @@ def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
 
 
 def _contenders(
-    config: EvaluateConfig, policies: Sequence[TrainedRef], model: ModelRef, device: str
+    config: EvaluateConfig, trained: Sequence[TrainedRef], model: ModelRef, device: str
 ) -> list[Contender]:
+    """Every method with every seed that it takes part with."""
+    loaded = {(reference.kind, reference.seed): _load_trained(reference, model, device) for reference in trained}
     contenders = []
     for name in config.contenders:
-        if name == "kvp":
-            for reference in policies:
-                policy = load_policy(Path(reference.path), device=device)
-                policy.require_model(model.digest)
-                contenders.append(Contender(method=make_method("kvp", policy=policy), seed=reference.seed))
+        kind = method_type(name).trained
+        if kind:
+            own = {seed: {_PARAMETER[kind]: made} for (of_kind, seed), made in loaded.items() if of_kind == kind}
         else:
-            seeds = range(config.num_random_seeds if name == "random" else 1)
-            contenders += [Contender(method=make_method(name), seed=seed) for seed in seeds]
+            own = {seed: {} for seed in range(config.num_random_seeds if name == "random" else 1)}
+        contenders += [Contender(method=make_method(name, **given), seed=seed) for seed, given in own.items()]
     return contenders
 
 
-def _score_row(sample_id: str, task: str, score: Any) -> dict[str, Any]:
-    return {"sample_id": sample_id, "task": task, **dataclasses.asdict(score)}
+def _load_trained(reference: TrainedRef, model: ModelRef, device: str) -> PolicySet:
+    made = load_policy(Path(reference.path), device=device)
+    made.require_model(model.digest)
+    return made
+
+
+def _score_row(sample: Sample, score: Score) -> dict[str, Any]:
+    own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
+    return own | dataclasses.asdict(score)
 
 
 def _cost_rows(sample_id: str, result: ExampleResult) -> list[dict[str, Any]]:

@@ -47,7 +47,14 @@ def test_the_page_says_which_side_is_better(name):
 def test_curves_are_logged_under_the_names_of_the_page(metric):
     interval = Interval(mean=0.5, low=0.25, high=0.75, n=4, smallest_stratum=2)
     point = CurvePoint(
-        setting="query_aware", method="kvp", seed=0, task=MEAN_TASK, metric=metric, budget=64, interval=interval
+        benchmark="ruler",
+        setting="query_aware",
+        method="kvp",
+        seed=0,
+        task=MEAN_TASK,
+        metric=metric,
+        budget=64,
+        interval=interval,
     )
     logged = [*_metrics(point), *_metrics(dataclasses.replace(point, task="vt"))]
     patterns = re.findall(r"`([^`]*<name>[^`]*)`", _paragraph("In MLflow"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvpolicy.errors import InputError
-from kvpolicy.statistics import bootstrap_mean, bootstrap_table, paired_difference
+from kvpolicy.statistics import average_units, bootstrap_mean, bootstrap_table, paired_difference, resample_means
 
 SIX_TASKS = [f"task {index % 6}" for index in range(60)]
 
@@ -141,3 +141,47 @@ def test_wrong_arguments_are_refused(values, arguments, message):
 def test_pairs_of_unequal_length_are_refused(unchecked):
     with pytest.raises(InputError, match="3 and 2 values"):
         paired_difference(np.zeros(3), np.zeros(2), seed=0)
+
+
+def _crossed(num_units, num_examples, *, unit_std, example_std, noise_std, num_columns, seed):
+    """Values of units x examples x columns whose true mean is 0, as columns of a table, and where each unit's are."""
+    generator = np.random.default_rng(seed)
+    values = (
+        unit_std * generator.normal(size=(1, num_units, num_columns))
+        + example_std * generator.normal(size=(num_examples, 1, num_columns))
+        + noise_std * generator.normal(size=(num_examples, num_units, num_columns))
+    )
+    columns = np.arange(num_units * num_columns).reshape(num_units, num_columns)
+    return values.reshape(num_examples, -1), columns
+
+
+@pytest.mark.parametrize(("unit_std", "example_std"), [(1.0, 0.0), (0.0, 1.0), (0.3, 2.0)])
+def test_intervals_over_units_and_examples_cover_the_truth(unit_std, example_std):
+    values, columns = _crossed(
+        20, 60, unit_std=unit_std, example_std=example_std, noise_std=0.2, num_columns=400, seed=1
+    )
+    resamples = average_units(resample_means(values, seed=2, num_resamples=1000), {"kvp": columns}, seed=3)
+    table = resamples.intervals(0.95)
+    np.testing.assert_allclose(table.mean, values.reshape(60, 20, 400).mean(axis=(0, 1)))
+    coverage = np.mean((table.low <= 0) & (table.high >= 0))
+    assert 0.89 <= coverage <= 0.98  # percentiles of twenty units are a little short; 400 columns give +- 1.1 %
+
+
+def test_the_variance_over_few_units_is_right():
+    # Three seeds that differ and examples that do not: drawing three of three would give two thirds of the variance.
+    values = np.tile(np.array([1.0, 2.0, 6.0]), (10, 1))
+    resamples = resample_means(values, seed=0, num_resamples=40_000)
+    averaged = average_units(resamples, {"kvp": np.array([[0], [1], [2]])}, seed=0)
+    assert averaged.deviation.std() == pytest.approx(np.std([1, 2, 6], ddof=1) / np.sqrt(3), rel=0.02)
+
+
+def test_groups_draw_their_units_independently_and_all_their_columns_alike():
+    values = np.tile(np.array([1.0, 3.0]), (10, 3))
+    resamples = resample_means(values, seed=0, num_resamples=4_000)
+    groups = {"kvp": np.array([[0, 2], [1, 3]]), "random": np.array([[4], [5]])}
+    averaged = average_units(resamples, groups, seed=0)
+    np.testing.assert_allclose(averaged.deviation[:, 0], averaged.deviation[:, 1])
+    assert abs(np.corrcoef(averaged.deviation[:, 0], averaged.deviation[:, 2])[0, 1]) < 0.06
+    same = averaged.differences(np.array([0]), np.array([1]))
+    assert same.intervals(0.9).interval(0).high == 0.0
+    assert same.share_above_zero().tolist() == [0.5]

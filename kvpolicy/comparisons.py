@@ -1,0 +1,220 @@
+"""Who beats whom: paired differences between all methods at every budget, with the confidence that each is there.
+
+Seeds of a method are averaged. Intervals resample the examples and, of a method that has several seeds, its seeds
+(`kvpolicy.statistics.average_units`), so that a difference is established for the method and not for one training.
+
+What an interval and a confidence do not correct for: they belong to one pair at one budget. Of twenty true ties about
+one is called better or worse at 95 %; neighbouring budgets err together, as they share examples. And the best
+baseline is chosen by the same scores that it is then compared on, which flatters it: a difference to it is, if
+anything, too small.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from itertools import product
+
+import numpy as np
+
+from kvpolicy.curves import LEARNED, ExampleScore, ScoreTable, score_tables
+from kvpolicy.errors import InputError
+from kvpolicy.methods.registry import method_names, method_type
+from kvpolicy.metrics import LOWER_IS_BETTER
+from kvpolicy.statistics import Interval, Resamples, average_units, resample_means
+
+BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One method against another at one budget, mean over tasks. Every pair is there in both orders.
+
+    Attributes:
+        benchmark: Of the curves.
+        setting: Of the curves.
+        metric: Of the curves.
+        budget: In tokens.
+        method: The one that is better or worse.
+        other: The one it is compared with.
+        difference: Method minus other, paired by example, with its interval.
+        confidence: Share of the bootstrap resamples in which the method is better, ties counted half: 0.5 where
+            nothing is known, 1 minus that of the pair's other order. Read in both directions, the smaller of
+            it and its complement, doubled, is the bootstrap's p-value of no difference.
+        verdict: `better` or `worse`, in the metric's own direction, where the interval excludes 0; else `undecided`.
+        num_seeds: Of the method.
+        other_num_seeds: Of the other.
+        seed_std: Standard deviation of the method's mean over its seeds; None of one seed.
+        is_contest: Whether both are contenders: they evict, and do not know the future.
+        is_best_baseline: Whether the other is the heuristic with the best mean at this budget.
+    """
+
+    benchmark: str
+    setting: str
+    metric: str
+    budget: int
+    method: str
+    other: str
+    difference: Interval
+    confidence: float
+    verdict: str
+    num_seeds: int
+    other_num_seeds: int
+    seed_std: float | None
+    is_contest: bool
+    is_best_baseline: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entrant:
+    """A method at a budget, with the columns of its seeds in the table."""
+
+    method: str
+    budget: int
+    columns: tuple[int, ...]
+
+
+def is_contender(method: str) -> bool:
+    """Whether a method evicts and does not know the future: neither `full` nor `oracle`.
+
+    Raises:
+        InputError: If there is no such method.
+    """
+    kind = method_type(method)
+    return kind.evicts and not kind.needs_importance
+
+
+def is_heuristic(method: str) -> bool:
+    """Whether a method is a contender that learns nothing: it is made without anything that was trained.
+
+    Raises:
+        InputError: If there is no such method.
+    """
+    given = [entry for entry in fields(method_type(method)) if entry.default is MISSING]
+    return is_contender(method) and not given
+
+
+def compare_methods(
+    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
+) -> list[Comparison]:
+    """Compare every method with every other at every budget, in each table of scores.
+
+    Args:
+        scores: Scores of all examples.
+        seed: Of the bootstrap.
+        num_resamples: Of the bootstrap.
+        confidence: Of the intervals.
+
+    Raises:
+        InputError: If an example lacks a score that others of its table have, a method lacks a seed at a budget, or
+            a method is unknown.
+    """
+    comparisons = []
+    for table in score_tables(scores):
+        entrants = _entrants(table)
+        resamples = resample_means(table.values, strata=table.tasks, seed=seed, num_resamples=num_resamples)
+        groups = {
+            method: np.array([entrant.columns for entrant in entrants if entrant.method == method]).T
+            for method in dict.fromkeys(entrant.method for entrant in entrants)
+        }
+        averaged = average_units(resamples, groups, seed=seed)
+        spreads = [_spread(resamples.mean[list(entrant.columns)]) for entrant in entrants]
+        comparisons += _compare(table, entrants, averaged, spreads, confidence)
+    return comparisons
+
+
+def beats_all(
+    comparisons: Iterable[Comparison], *, benchmark: str, setting: str, metric: str, method: str = LEARNED
+) -> dict[int, bool]:
+    """Budget to whether a method is better than every heuristic there, each by its own interval."""
+    relevant = [
+        entry
+        for entry in comparisons
+        if (entry.benchmark, entry.setting, entry.metric, entry.method) == (benchmark, setting, metric, method)
+        if is_heuristic(entry.other)
+    ]
+    return {
+        budget: all(entry.verdict == BETTER for entry in relevant if entry.budget == budget)
+        for budget in sorted({entry.budget for entry in relevant})
+    }
+
+
+def _entrants(table: ScoreTable) -> list[_Entrant]:
+    """By method, in the order of tables, then by budget."""
+    of_seed = {(method, budget, seed): index for index, (method, seed, budget) in enumerate(table.columns)}
+    entrants = []
+    for method in sorted({method for method, _, _ in table.columns}, key=method_names().index):
+        seeds = sorted({seed for name, seed, _ in table.columns if name == method})
+        budgets = sorted({budget for name, _, budget in table.columns if name == method})
+        for budget, seed in product(budgets, seeds):
+            if (method, budget, seed) not in of_seed:
+                raise InputError(
+                    f"comparisons: {method} has no {table.metric} of seed {seed} at budget {budget} in setting "
+                    f"{table.setting} of {table.benchmark}, which it has elsewhere: judge all seeds alike"
+                )
+        entrants += [
+            _Entrant(method=method, budget=budget, columns=tuple(of_seed[method, budget, seed] for seed in seeds))
+            for budget in budgets
+        ]
+    return entrants
+
+
+def _spread(means: np.ndarray) -> float | None:
+    return float(means.std(ddof=1)) if means.size > 1 else None
+
+
+def _compare(
+    table: ScoreTable,
+    entrants: Sequence[_Entrant],
+    averaged: Resamples,
+    spreads: Sequence[float | None],
+    confidence: float,
+) -> list[Comparison]:
+    pairs = [
+        (first, second)
+        for first, second in product(range(len(entrants)), repeat=2)
+        if first != second and entrants[first].budget == entrants[second].budget
+    ]
+    if not pairs:
+        return []
+    sign = -1.0 if table.metric in LOWER_IS_BETTER else 1.0
+    best = _best_baselines(entrants, sign * averaged.mean)
+    differences = averaged.differences(*np.array(pairs).T)
+    intervals, shares = differences.intervals(confidence), differences.share_above_zero()
+    comparisons = []
+    for column, (first, second) in enumerate(pairs):
+        method, other, difference = entrants[first], entrants[second], intervals.interval(column)
+        comparisons.append(
+            Comparison(
+                benchmark=table.benchmark,
+                setting=table.setting,
+                metric=table.metric,
+                budget=method.budget,
+                method=method.method,
+                other=other.method,
+                difference=difference,
+                confidence=float(shares[column] if sign > 0 else 1.0 - shares[column]),
+                verdict=_verdict(difference, sign),
+                num_seeds=len(method.columns),
+                other_num_seeds=len(other.columns),
+                seed_std=spreads[first],
+                is_contest=is_contender(method.method) and is_contender(other.method),
+                is_best_baseline=second == best.get(method.budget),
+            )
+        )
+    return comparisons
+
+
+def _best_baselines(entrants: Sequence[_Entrant], goodness: np.ndarray) -> dict[int, int]:
+    """Budget to the heuristic with the best mean there; of equals the first in the order of tables."""
+    best: dict[int, int] = {}
+    for index, entrant in enumerate(entrants):
+        if is_heuristic(entrant.method):
+            leader = best.setdefault(entrant.budget, index)
+            if goodness[index] > goodness[leader]:
+                best[entrant.budget] = index
+    return best
+
+
+def _verdict(difference: Interval, sign: float) -> str:
+    if not difference.excludes_zero:
+        return UNDECIDED
+    return BETTER if sign * difference.mean > 0 else WORSE
