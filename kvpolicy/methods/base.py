@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -26,9 +27,10 @@ class CacheState:
         keys: Keys with their rotary positions applied.
         values: Values.
         queries: Queries of the last `query` tokens of the context, with their rotary positions applied. As many as the
-            method asks for, or more; all of them when `query` equals `token`.
-        positions: Original position of every cached token, ascending: one row while all heads hold the same tokens,
-            one for each head where they do not (after a compression).
+            method asks for, or more; all of them when `query` equals `token`. After a compression these tokens need not
+            be cached any more, but for the very last one.
+        positions: Original position of every cached token, ascending: one row while nothing was evicted, one for each
+            head after a compression.
         num_kv_heads: KV heads of one layer: head h belongs to layer h // num_kv_heads.
         scaling: The model's factor on query-key products.
         seed: Of this sample; only the random method uses it.
@@ -90,6 +92,11 @@ class CacheState:
         """Last tokens whose queries are here."""
         return self.queries.shape[2]
 
+    @property
+    def query_positions(self) -> Int[Tensor, "1 query"]:
+        """Original positions of the queries, which are those of consecutive tokens up to the last cached one."""
+        return self.positions[:1, -1:] - torch.arange(self.num_queries - 1, -1, -1, device=self.positions.device)
+
     def last_queries(self, count: int, *, method: str) -> Float[Tensor, "head group last dim"]:
         """The queries of the last tokens of the context.
 
@@ -117,6 +124,8 @@ class Method(ABC):
         name: In data and on the command line.
         description: One line for people.
         reference: Where the method is defined.
+        recompression_obstacle: Why the method cannot rank a cache that it compacted before, in one line; None where it
+            can, as chunked prefill and streaming ask of it.
         evicts: False only for the method that keeps everything.
         needs_importance: True only for the oracle.
     """
@@ -124,6 +133,7 @@ class Method(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     reference: ClassVar[str]
+    recompression_obstacle: ClassVar[str | None] = None
     evicts: ClassVar[bool] = True
     needs_importance: ClassVar[bool] = False
 

@@ -17,6 +17,7 @@ class Full(Method):
     name: ClassVar[str] = "full"
     description: ClassVar[str] = "Keeps the whole cache, whatever the budget"
     reference: ClassVar[str] = "none"
+    recompression_obstacle: ClassVar[str | None] = "it keeps everything, so that its cache grows with the context"
     evicts: ClassVar[bool] = False
 
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:

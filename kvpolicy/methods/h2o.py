@@ -25,6 +25,7 @@ class H2O(Method):
     name: ClassVar[str] = "h2o"
     description: ClassVar[str] = "Keeps tokens that received most attention so far, per query that could see them"
     reference: ClassVar[str] = "arXiv 2306.14048"
+    recompression_obstacle: ClassVar[str | None] = "it needs the queries of the whole context, not of its end alone"
 
     @property
     def num_queries(self) -> None:

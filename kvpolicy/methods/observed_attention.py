@@ -22,8 +22,8 @@ def observed_attention(
 ) -> Float[Tensor, "head group token"]:
     """Sum the attention of the context's last queries, per cached token.
 
-    Causal: the query of the token at index i sees the tokens up to and including i, and the softmax is taken over
-    those. In float32 whatever the type of the cache.
+    Causal: a query sees the cached tokens up to and including its own position, and the softmax is taken over those. In
+    float32 whatever the type of the cache.
 
     Args:
         state: The cache and the queries.
@@ -39,11 +39,12 @@ def observed_attention(
     """
     recorded = state.last_queries(num_queries, method=method)
     num_heads, group, count, _ = recorded.shape
-    first = state.num_tokens - count
+    first = state.num_tokens - count  # tokens before it are seen by all these queries
+    is_whole = state.positions.shape[0] == 1  # then the query at an index sees the tokens up to that index
+    query_positions = state.query_positions[0, -count:, None]
     query_bytes = group * state.num_tokens * 4
     block = max(1, min(_BLOCK_QUERIES, count, max_block_bytes // query_bytes))
     block_heads = max(1, min(num_heads, max_block_bytes // (query_bytes * block)))
-    unseen = torch.ones(block, block, dtype=torch.bool, device=recorded.device).triu(1)
     total = torch.zeros(num_heads, group, state.num_tokens, device=recorded.device)
     for head in range(0, num_heads, block_heads):
         here = slice(head, head + block_heads)
@@ -51,9 +52,12 @@ def observed_attention(
         queries = recorded[here].float() * state.scaling
         for start in range(0, count, block):
             end = min(start + block, count)
-            visible = first + end  # tokens that the block's last query sees; later ones cost nothing
+            visible = first + end if is_whole else state.num_tokens  # what the block's last query sees, at most
+            doubtful = slice(first + start if is_whole else first, visible)
+            positions = state.positions[slice(None) if is_whole else here, None, None, doubtful]
+            unseen = positions > query_positions[start:end]
             rows = queries[:, :, start:end].flatten(1, 2)
             logits = torch.bmm(rows, keys[..., :visible]).view(-1, group, end - start, visible)
-            logits[..., first + start :].masked_fill_(unseen[: end - start, : end - start], -torch.inf)
+            logits[..., doubtful].masked_fill_(unseen, -torch.inf)
             total[here, :, :visible] += logits.softmax(dim=-1).sum(dim=2)
     return total

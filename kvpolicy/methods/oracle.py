@@ -17,6 +17,7 @@ class Oracle(Method):
     name: ClassVar[str] = "oracle"
     description: ClassVar[str] = "Keeps what the future will attend to (a bound: it sees the answer)"
     reference: ClassVar[str] = "none"
+    recompression_obstacle: ClassVar[str | None] = "it ranks by the attention of a future that has not been read yet"
     needs_importance: ClassVar[bool] = True
 
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:

@@ -38,6 +38,26 @@ def test_observed_attention_spans_several_blocks_of_queries(make_state):
     np.testing.assert_allclose(total[1, 2], expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("max_block_bytes", [1, 700, 2**30])
+def test_observed_attention_sees_by_position_where_tokens_are_gone(make_state, max_block_bytes):
+    """Every head lost other tokens, among them some whose queries are here."""
+    state = make_state(12, num_queries=6)
+    positions = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(i))[:11] for i in range(4)])
+    positions = torch.cat([positions.sort(dim=1).values, torch.full((4, 1), 20)], dim=1)
+    compacted = type(state)(**{**vars(state), "positions": positions})
+    for count in (1, 4, 6):
+        total = observed_attention(compacted, count, method="test", max_block_bytes=max_block_bytes)
+        for head in range(4):
+            for member in range(3):
+                expected = np.zeros(12)
+                for back in range(count):
+                    logits = state.keys[head].double().numpy() @ state.queries[head, member, 5 - back].double().numpy()
+                    seen = positions[head].numpy() <= 20 - back
+                    weights = np.where(seen, np.exp(logits * state.scaling), 0)
+                    expected += weights / weights.sum()
+                np.testing.assert_allclose(total[head, member], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("num_queries", [5, 13])
 def test_snapkv_pools_the_mean_attention_of_the_window(make_state, num_queries):
     num_tokens, window, kernel = 13, 5, 3

@@ -29,6 +29,7 @@ def test_every_method_describes_itself(name):
     assert dataclasses.is_dataclass(method)
     assert method.evicts == (name != "full")
     assert method.needs_importance == (name == "oracle")
+    assert method.recompression_obstacle is None or "\n" not in method.recompression_obstacle
 
 
 @pytest.mark.parametrize("name", NAMES)
