@@ -1,0 +1,173 @@
+"""Does the score track the harm? One token at a time is taken out of every head, and the divergence is measured.
+
+A score is of a token in one head, and the harm is that of a token in all of them; so scores are first made one number
+a token (`token_scores`). Rankings are judged by the order of tokens alone, hence Spearman's correlation.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.analysis.ranks import normalised_ranks, spearman
+from kvpolicy.attention.prefill import Prefill
+from kvpolicy.cache import CompactedCache
+from kvpolicy.errors import InputError
+from kvpolicy.metrics import kl_divergence
+from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
+from kvpolicy.statistics import Interval
+
+# A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
+_MAX_BATCH_LOGITS = 64 * 2**20
+_MAX_BATCH_ENTRIES = 16 * 2**10
+
+
+def token_scores(scores: Float[Tensor, "head token"]) -> Float[Tensor, "token"]:
+    """A method's score of a token in all heads: the mean over heads of its normalised rank, 1 being kept longest.
+
+    Scores of different heads, and of different methods, have no common scale; ranks have. For the oracle, whose scores
+    are importances and have one, the token's score is the sum over heads: `importance.sum(dim=0)`.
+    """
+    return normalised_ranks(scores).mean(dim=0)
+
+
+def choose_tokens(
+    scores: Float[Tensor, "token"],
+    count: int,
+    *,
+    seed: int,
+    num_sink_tokens: int = NUM_SINK_TOKENS,
+    num_recent_tokens: int = NUM_RECENT_TOKENS,
+) -> Int[Tensor, "chosen"]:
+    """Draw tokens from the whole range of a score: one from each of `count` strata of equally many ranks.
+
+    The tokens that every budget keeps are left out, since no method decides about them.
+
+    Args:
+        scores: One number a token.
+        count: Tokens to draw; all that there are to draw from, where they are fewer.
+        seed: Of the draws.
+        num_sink_tokens: First tokens that are left out.
+        num_recent_tokens: Last tokens that are left out.
+
+    Returns:
+        Token indices, from the lowest to the highest stratum.
+
+    Raises:
+        InputError: If `count` is below 1, or there is no token between those that are left out.
+    """
+    candidates = scores[num_sink_tokens : scores.shape[0] - num_recent_tokens]
+    if count < 1 or not len(candidates):
+        raise InputError(
+            f"leave one out: {count} of {len(candidates)} tokens between the {num_sink_tokens} first and "
+            f"{num_recent_tokens} last that are always kept, expected at least 1 of each"
+        )
+    order = candidates.argsort(stable=True)
+    bounds = np.linspace(0, len(order), min(count, len(order)) + 1).round().astype(int)
+    generator = np.random.default_rng(seed)
+    drawn = [int(generator.integers(first, last)) for first, last in pairwise(bounds)]
+    return order[drawn] + num_sink_tokens
+
+
+def all_but_one(tokens: Int[Tensor, "chosen"], *, num_heads: int, num_tokens: int) -> list[Int[Tensor, "head kept"]]:
+    """For each token a row that keeps all others in every head, as `CompactedCache` takes them."""
+    everything = torch.arange(num_tokens)
+    return [everything[everything != int(token)].expand(num_heads, -1) for token in tokens]
+
+
+def divergence_without(
+    model: LanguageModel,
+    whole: Prefill,
+    tokens: Int[Tensor, "chosen"],
+    future_ids: Int[Tensor, "future"],
+    *,
+    num_context: int,
+) -> Float[Tensor, "chosen"]:
+    """How far the model's predictions move when a single token leaves the caches of all heads.
+
+    The reference is the full cache, run in the same way. A single token's harm can be as small as the rounding of
+    bfloat16: use a model in float32.
+
+    Args:
+        model: The language model.
+        whole: The prefill of the context, and of any tokens that follow it.
+        tokens: Indices into the context, of which each leaves by itself.
+        future_ids: What follows the context, teacher-forced.
+        num_context: Tokens of the context.
+
+    Returns:
+        Mean KL divergence over the predictions after each future token, in nats, as the metric `kl`.
+
+    Raises:
+        InputError: If a token is not in the context.
+    """
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < num_context:
+        raise InputError(
+            f"leave one out: tokens {int(tokens.min())} to {int(tokens.max())}, expected indices into a context of "
+            f"{num_context}"
+        )
+    num_heads = whole.keys.shape[0]
+
+    def run(kept: list[Tensor]) -> Tensor:
+        cache = CompactedCache(
+            whole.keys[:, :num_context],
+            whole.values[:, :num_context],
+            kept,
+            num_kv_heads=whole.num_kv_heads,
+            num_new_tokens=len(future_ids),
+        )
+        positions = num_context + torch.arange(len(future_ids))
+        ids, positions = (row.expand(len(kept), -1) for row in (future_ids, positions))
+        return cache.run(model, ids, positions, num_logits=len(future_ids))
+
+    (full,) = run([torch.arange(num_context).expand(num_heads, -1)])
+    divergences = [
+        kl_divergence(full, run(all_but_one(batch, num_heads=num_heads, num_tokens=num_context))).mean(dim=1)
+        for batch in _batches(tokens, num_context=num_context, num_logits=full.numel())
+    ]
+    return torch.cat(divergences) if divergences else full.new_zeros(0)
+
+
+def tracking(
+    scores: Float[Tensor, "chosen"],
+    divergence: Float[Tensor, "chosen"],
+    *,
+    seed: int,
+    num_resamples: int = 2000,
+    confidence: float = 0.95,
+) -> Interval:
+    """Spearman's correlation of tokens' scores with the divergence without them, with a bootstrap interval over tokens.
+
+    It is about the tokens of one sample. For several samples take `bootstrap_mean` of their correlations.
+
+    Args:
+        scores: Of the tokens that were left out, one number each.
+        divergence: Without each of them.
+        seed: Of the resamples.
+        num_resamples: Bootstrap correlations to draw; those of resamples that have no order are left out.
+        confidence: Share of the bootstrap correlations inside the interval.
+
+    Raises:
+        InputError: If all scores or all divergences are alike, which have no order, or a value is NaN.
+    """
+    correlation = float(spearman(scores, divergence))
+    if np.isnan(correlation):
+        raise InputError(
+            f"leave one out: the scores or divergences of {len(scores)} tokens are all alike, expected an order"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(scores), (num_resamples, len(scores)), generator=generator).to(scores.device)
+    resampled = spearman(scores[drawn], divergence.to(scores.device)[drawn])
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.nanquantile(resampled.cpu().numpy(), (tail, 1.0 - tail))
+    return Interval(mean=correlation, low=float(low), high=float(high), n=len(scores), smallest_stratum=len(scores))
+
+
+def _batches(tokens: Tensor, *, num_context: int, num_logits: int) -> Iterator[Tensor]:
+    most_rows = max(1, min(_MAX_BATCH_LOGITS // max(1, num_logits), _MAX_BATCH_ENTRIES // num_context))
+    for first in range(0, len(tokens), most_rows):
+        yield tokens[first : first + most_rows]

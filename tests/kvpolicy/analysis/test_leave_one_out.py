@@ -1,0 +1,112 @@
+"""One token out: against eager attention that hides it, and correlations that are known."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpolicy.analysis import leave_one_out
+from kvpolicy.analysis.leave_one_out import all_but_one, choose_tokens, divergence_without, token_scores, tracking
+from kvpolicy.attention.importance import importance
+from kvpolicy.attention.prefill import prefill
+from kvpolicy.metrics import kl_divergence
+from tests.kvpolicy.analysis.masked import masked_forward
+
+NUM_CONTEXT, NUM_TOKENS = 26, 38
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_divergence_is_that_of_hiding_the_token_everywhere(tiny_model, eager_network, draw_tokens, family):
+    model, tokens, network = tiny_model(family), draw_tokens(NUM_TOKENS), eager_network(family)
+    whole, left_out = prefill(model, tokens, num_queries=0), torch.tensor([0, 7, 25])
+    found = divergence_without(model, whole, left_out, tokens[NUM_CONTEXT:-1], num_context=NUM_CONTEXT)
+    with torch.no_grad():
+        full = network(input_ids=tokens[None], use_cache=False).logits[0, NUM_CONTEXT:-1]
+    for token, own in zip(left_out, found, strict=True):
+        kept = torch.tensor([index for index in range(NUM_CONTEXT) if index != token])
+        hidden = masked_forward(network, tokens, kept.expand(model.spec.num_heads, -1), model.spec, NUM_CONTEXT)
+        expected = kl_divergence(full, hidden.logits[:, NUM_CONTEXT:-1]).mean()
+        assert own.item() == pytest.approx(expected.item(), rel=1e-3, abs=1e-6)
+    assert found.min() > 1e-5
+
+
+def test_batches_do_not_show(tiny_model, draw_tokens, monkeypatch):
+    model, tokens = tiny_model("llama"), draw_tokens(NUM_TOKENS)
+    whole, left_out = prefill(model, tokens, num_queries=0), torch.arange(9)
+    arguments = (model, whole, left_out, tokens[NUM_CONTEXT:])
+    together = divergence_without(*arguments, num_context=NUM_CONTEXT)
+    monkeypatch.setattr(leave_one_out, "_MAX_BATCH_ENTRIES", 2 * NUM_CONTEXT)
+    torch.testing.assert_close(divergence_without(*arguments, num_context=NUM_CONTEXT), together, rtol=1e-3, atol=1e-6)
+
+
+def test_summed_importance_tracks_the_harm(tiny_model, draw_tokens):
+    model, tokens = tiny_model("llama"), draw_tokens(NUM_TOKENS)
+    whole, everything = prefill(model, tokens, num_queries=12), torch.arange(NUM_CONTEXT)
+    received = importance(whole, num_context=NUM_CONTEXT, num_future=12).sum(dim=0)
+    harm = divergence_without(model, whole, everything, tokens[NUM_CONTEXT:], num_context=NUM_CONTEXT)
+    found = tracking(received, harm, seed=0)
+    assert found.mean > 0.3
+    assert found.low < found.mean < found.high
+
+
+def test_a_row_keeps_all_other_tokens_in_all_heads():
+    rows = all_but_one(torch.tensor([2, 0]), num_heads=3, num_tokens=4)
+    assert [row.tolist() for row in rows] == [[[0, 1, 3]] * 3, [[1, 2, 3]] * 3]
+
+
+def test_a_tokens_score_is_its_mean_rank_over_heads():
+    scores = torch.tensor([[1.0, 2.0, 3.0], [900.0, 100.0, -7.0], [5.0, 5.0, 9.0]])
+    assert token_scores(scores).tolist() == pytest.approx([(0 + 1 + 0.25) / 3, (0.5 + 0.5 + 0.25) / 3, (1 + 0 + 1) / 3])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 60))
+def test_tokens_are_drawn_from_the_whole_range(seed, count):
+    scores = torch.rand(50, generator=torch.Generator().manual_seed(seed))
+    chosen = choose_tokens(scores, count, seed=seed, num_sink_tokens=3, num_recent_tokens=7)
+    assert len(chosen) == min(count, 40) == len(set(chosen.tolist()))
+    assert chosen.min() >= 3 and chosen.max() < 43
+    ranks = scores[3:43].argsort().argsort()[chosen - 3]
+    width = 40 / len(chosen)
+    for stratum, rank in enumerate(ranks.tolist()):
+        assert round(stratum * width) <= rank < round((stratum + 1) * width)
+
+
+def test_a_seed_repeats_the_draw():
+    scores = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    draws = [choose_tokens(scores, 8, seed=seed).tolist() for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_the_interval_is_that_of_a_correlation():
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(400, generator=generator)
+    second = 0.5 * first + torch.randn(400, generator=generator) * 0.75**0.5
+    found = tracking(first, second, seed=0)
+    # The standard error of Fisher's z of Spearman's rho: sqrt((1 + rho^2 / 2) / (n - 3)) (Bonett and Wright, 2000).
+    z, error = np.arctanh(found.mean), np.sqrt((1 + found.mean**2 / 2) / 397)
+    assert (found.low, found.high) == pytest.approx((np.tanh(z - 1.96 * error), np.tanh(z + 1.96 * error)), abs=0.02)
+    assert found.n == 400
+    assert tracking(first, second, seed=0) == found
+
+
+def test_independent_tokens_establish_nothing():
+    generator = torch.Generator().manual_seed(3)
+    found = tracking(torch.randn(40, generator=generator), torch.randn(40, generator=generator), seed=0)
+    assert not found.excludes_zero
+
+
+def test_a_few_tokens_with_ties_still_have_an_interval():
+    found = tracking(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0.5, 0.7, 0.9]), seed=0)
+    assert -1 <= found.low <= found.mean <= found.high <= 1
+
+
+def test_bad_input_is_one_line(fails_in_one_line, tiny_model, draw_tokens):
+    assert "all alike" in fails_in_one_line(tracking, torch.ones(5), torch.arange(5.0), seed=0)
+    assert "0 of 30" in fails_in_one_line(choose_tokens, torch.rand(50), 0, seed=0)
+    assert "4 of 0" in fails_in_one_line(choose_tokens, torch.rand(20), 4, seed=0)
+    model, tokens = tiny_model("llama"), draw_tokens(NUM_TOKENS)
+    whole = prefill(model, tokens, num_queries=0)
+    arguments = (divergence_without, model, whole, torch.tensor([3, 26]), tokens[NUM_CONTEXT:])
+    assert "26" in fails_in_one_line(*arguments, num_context=NUM_CONTEXT)
