@@ -1,18 +1,19 @@
-"""Training all agents of a group of heads at once, by policy gradient on recorded importance (arXiv 2602.10238).
+"""Training all agents of a group of heads at once on recorded importance, by policy gradient (arXiv 2602.10238).
 
-Not for reading traces: batches come from the caller, so that the same loop serves any store. Heads are independent:
-losses add up, gradients are clipped head by head and AdamW is element-wise. Only the draws of first weights and of
-noise are shared by a group, so another grouping gives other agents of the same quality.
+Supervised surrogates may take the policy gradient's place, for comparison (kvpolicy.objectives.registry). Not for
+reading traces: batches come from the caller, so that the same loop serves any store. Heads are independent: losses add
+up, gradients are clipped head by head and AdamW is element-wise. Only the draws of first weights and of noise are
+shared by a group, so another grouping gives other agents of the same quality.
 
 Legend: H heads, B sequences, T tokens of the longest sequence.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,12 +21,10 @@ from torch import Tensor
 
 from kvpolicy.errors import InputError
 from kvpolicy.objectives.cost import mask_scores, normalised_cost
-from kvpolicy.objectives.exact import exact_loss
-from kvpolicy.objectives.rloo import MIN_RANKINGS, rloo_loss
+from kvpolicy.objectives.registry import OBJECTIVES, Objective, ObjectiveName, make_objective
+from kvpolicy.objectives.rloo import MIN_RANKINGS
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
-
-ESTIMATORS = ("exact", "rloo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,8 @@ class TrainConfig:
 
     Attributes:
         agent: Shape of an agent.
-        estimator: `exact`, the closed form, or `rloo`, the paper's sampled one.
+        objective: `exact`, the policy gradient in closed form, `rloo`, the paper's sampled one, or the name of a
+            supervised surrogate (kvpolicy.objectives.registry).
         num_rankings: Rankings drawn for each sequence by `rloo`.
         num_steps: Optimiser steps.
         batch_sequences: Sequences in a step.
@@ -44,12 +44,13 @@ class TrainConfig:
         weight_decay: AdamW's.
         max_gradient_norm: Of each head.
         ema_decay: Of the averaged weights that are kept; 0 keeps the last ones.
+        ema_warmup: Let that decay rise with the steps, so that the average does not remember the first weights.
         heldout_every_steps: Steps between measurements on held-out traces, besides the one at the end.
         heads_per_group: Heads that one task trains at once; None trains all of them together.
     """
 
     agent: AgentConfig = field(default_factory=AgentConfig)
-    estimator: Literal["exact", "rloo"] = "exact"
+    objective: ObjectiveName = "exact"
     num_rankings: int = 8
     num_steps: int = 100
     batch_sequences: int = 2
@@ -59,6 +60,7 @@ class TrainConfig:
     weight_decay: float = 1e-3
     max_gradient_norm: float = 5.0
     ema_decay: float = 0.9
+    ema_warmup: bool = True
     heldout_every_steps: int = 50
     heads_per_group: int | None = None
 
@@ -88,8 +90,8 @@ class TrainConfig:
         ]
         if self.heads_per_group is not None and self.heads_per_group < 1:
             problems.append(f"heads_per_group is {self.heads_per_group}, expected at least 1")
-        if self.estimator not in ESTIMATORS:
-            problems.append(f"estimator is {self.estimator!r}, expected one of {', '.join(ESTIMATORS)}")
+        if self.objective not in OBJECTIVES:
+            problems.append(f"objective is {self.objective!r}, expected one of {', '.join(OBJECTIVES)}")
         if not 0 <= self.ema_decay < 1:
             problems.append(f"ema_decay is {self.ema_decay}, expected at least 0 and less than 1")
         if problems:
@@ -102,6 +104,10 @@ class TrainConfig:
         progress = (step - self.num_warmup_steps) / max(1, self.num_steps - self.num_warmup_steps)
         span = self.learning_rate - self.final_learning_rate
         return self.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def ema_decay_at(self, step: int) -> float:
+        """Decay of the averaged weights at a step, counted from 1."""
+        return min(self.ema_decay, step / (step + 10)) if self.ema_warmup else self.ema_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,7 @@ class StepRecord:
     Attributes:
         step: Counted from 1.
         loss: Mean over heads and sequences; for `exact` the log of the expected normalised cost.
+        train_s: Seconds of all steps so far, with the wait for their batches and without held-out measurements.
         gradient_norm: Mean over heads, before clipping.
         learning_rate: That the step used.
         heldout_cost: Normalised eviction cost of each head on held-out traces, where this step measured it.
@@ -137,6 +144,7 @@ class StepRecord:
 
     step: int
     loss: float
+    train_s: float
     gradient_norm: float
     learning_rate: float
     heldout_cost: Float[Tensor, "head"] | None
@@ -161,7 +169,7 @@ def train_agents(
         num_heads: Heads of every batch.
         head_dim: Dimension of keys and values.
         heldout: Gives the held-out batches anew at each call.
-        seed: Of the first weights and of the rankings that `rloo` draws.
+        seed: Of the first weights and of what `rloo` and `pairwise` draw.
         device: Where to train.
         on_step: Told of every step.
 
@@ -174,46 +182,35 @@ def train_agents(
     weight_seed, noise_seed = spawn_seeds(seed, 2)
     generator = torch.Generator().manual_seed(weight_seed)
     agents = BatchedAgents(config.agent, num_heads=num_heads, head_dim=head_dim, generator=generator).to(device)
+    objective = make_objective(
+        config.objective,
+        num_rankings=config.num_rankings,
+        generator=torch.Generator(device=device).manual_seed(noise_seed),
+    )
     source = iter(batches)
-    first = next(source, None)
-    if first is not None:
-        agents.fit_inputs(first.keys[:, first.mask], first.values[:, first.mask])
-        source = chain([first], source)
-        del first  # a batch may be gigabytes
+    if config.agent.standardise:
+        source = _fit_inputs(agents, source)
     averaged = copy.deepcopy(agents).requires_grad_(False)
-    optimizer = torch.optim.AdamW(agents.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    noise = torch.Generator(device=device).manual_seed(noise_seed)
-    cost = torch.full((num_heads,), torch.nan)
+    optimizer = torch.optim.AdamW(agents.parameters(), weight_decay=config.weight_decay)
+    cost, train_s = torch.full((num_heads,), torch.nan), 0.0
     for step in range(1, config.num_steps + 1):
+        started = time.perf_counter()
         batch = next(source, None)
         if batch is None:
             raise InputError(f"train: the batches ended after {step - 1} of {config.num_steps} steps")
-        rate = config.learning_rate_at(step)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = rate
-        scores = _scores(agents, batch)
-        if not bool(scores.isfinite().all()):
-            raise InputError(
-                f"train: scores are not finite at step {step}; lower the learning rate, or check the traces"
-            )
-        loss = _loss(scores, batch, config, noise).mean(dim=1)  # of each head, over its sequences
-        loss.sum().backward()  # type: ignore[no-untyped-call]  # torch declares no types here
-        norms = clip_by_head(agents, config.max_gradient_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        _average(averaged, agents, min(config.ema_decay, step / (step + 10)))
+        loss, gradient_norm = _step(agents, optimizer, objective, batch, config=config, step=step)
+        _average(averaged, agents, config.ema_decay_at(step))
+        train_s += time.perf_counter() - started
         measured = step % config.heldout_every_steps == 0 or step == config.num_steps
         if measured:
             cost = heldout_cost(averaged, heldout())
-        mean_loss = float(loss.detach().mean())
-        if not math.isfinite(mean_loss):
-            raise InputError(f"train: the loss is {mean_loss} at step {step}; lower the learning rate")
         on_step(
             StepRecord(
                 step=step,
-                loss=mean_loss,
-                gradient_norm=float(norms.mean()),
-                learning_rate=rate,
+                loss=loss,
+                train_s=train_s,
+                gradient_norm=gradient_norm,
+                learning_rate=config.learning_rate_at(step),
                 heldout_cost=cost if measured else None,
             )
         )
@@ -241,13 +238,39 @@ def _scores(agents: BatchedAgents, batch: TraceBatch) -> Float[Tensor, "head seq
     return scores
 
 
-def _loss(
-    scores: Float[Tensor, "head sequence token"], batch: TraceBatch, config: TrainConfig, noise: torch.Generator
-) -> Float[Tensor, "head sequence"]:
-    mask = batch.mask.expand(scores.shape)
-    if config.estimator == "exact":
-        return exact_loss(scores, batch.importance, mask)
-    return rloo_loss(scores, batch.importance, mask, num_rankings=config.num_rankings, generator=noise)
+def _fit_inputs(agents: BatchedAgents, source: Iterator[TraceBatch]) -> Iterator[TraceBatch]:
+    """Standardise inputs by the first batch; returns all batches again."""
+    first = next(source, None)
+    if first is None:
+        return source
+    agents.fit_inputs(first.keys[:, first.mask], first.values[:, first.mask])
+    return chain([first], source)
+
+
+def _step(
+    agents: BatchedAgents,
+    optimizer: torch.optim.Optimizer,
+    objective: Objective,
+    batch: TraceBatch,
+    *,
+    config: TrainConfig,
+    step: int,
+) -> tuple[float, float]:
+    """One step of the optimiser; returns the loss and the gradient's norm, each the mean over heads."""
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = config.learning_rate_at(step)
+    scores = _scores(agents, batch)
+    if not bool(scores.isfinite().all()):
+        raise InputError(f"train: scores are not finite at step {step}; lower the learning rate, or check the traces")
+    loss = objective(scores, batch.importance, batch.mask.expand(scores.shape)).mean(dim=1)  # over a head's sequences
+    mean_loss = float(loss.detach().mean())
+    if not math.isfinite(mean_loss):
+        raise InputError(f"train: the loss is {mean_loss} at step {step}; lower the learning rate")
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch declares no types here
+    norms = clip_by_head(agents, config.max_gradient_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return mean_loss, float(norms.mean())
 
 
 def clip_by_head(agents: BatchedAgents, max_norm: float) -> Float[Tensor, "head"]:
@@ -262,5 +285,4 @@ def clip_by_head(agents: BatchedAgents, max_norm: float) -> Float[Tensor, "head"
 
 @torch.no_grad()
 def _average(averaged: BatchedAgents, agents: BatchedAgents, decay: float) -> None:
-    # The decay starts low and rises, so that the average does not remember the first weights.
     torch._foreach_lerp_(list(averaged.parameters()), list(agents.parameters()), 1 - decay)

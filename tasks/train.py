@@ -134,9 +134,9 @@ def assemble_policy(
         artifacts = [Catalog(home).artifact(name) for name in groups]
         cost = [value for artifact in artifacts for value in artifact.metadata["heldout_cost"]]
         agents = join_agents([load_policy(Path(artifact.uri)).agents for artifact in artifacts])
-        training = {"estimator": config.estimator, "seed": seed, "trace_snapshot": snapshot.artifact_id}
+        training = {"objective": config.objective, "seed": seed, "trace_snapshot": snapshot.artifact_id}
         policy = PolicySet(agents=agents, spec=model_spec(home, model), model_digest=model.digest, training=training)
-        artifact = _save(home, policy, f"{model.name}, {config.estimator}, seed {seed}", kind="policy_set")
+        artifact = _save(home, policy, f"{model.name}, {config.objective}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
         curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
         run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
@@ -225,9 +225,9 @@ def _track(
     timestamp_ms = Catalog(home).created_at_ms(snapshot.artifact_id)
     run_id = tracking.start_parent(
         experiment=model.name,
-        name=f"train {config.estimator} seed {seed}",
+        name=f"train {config.objective} seed {seed}",
         tags=tags,
-        params={"estimator": config.estimator, "num_steps": str(config.num_steps), "seed": str(seed)},
+        params={"objective": config.objective, "num_steps": str(config.num_steps), "seed": str(seed)},
         timestamp_ms=timestamp_ms,
         datasets=[
             DatasetRef(

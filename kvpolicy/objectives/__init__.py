@@ -1,1 +1,1 @@
-"""Training objectives: eviction cost and the two estimators of its gradient."""
+"""Training objectives: eviction cost, two estimators of its gradient, and supervised surrogates."""

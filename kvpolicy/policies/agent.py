@@ -2,17 +2,19 @@
 
 Keys and values each go through Linear(d -> width) + LayerNorm, positions through features + LayerNorm; concatenated,
 two Linear(width) + LayerNorm + SiLU layers and one linear score follow. Every weight has a leading head dimension and
-every product is one batched matrix product: no loop over heads.
+every product is one batched matrix product over a block of heads: never a loop over single heads.
 
-Departures from the paper: positions may enter as continuous features (log-position and sinusoids), the default, because
-a learned table of 6,000 rows cannot reach past its end; and every channel of keys and values is first standardised by
-the mean and deviation of the first training batch, because a few channels of post-RoPE keys are so much larger than the
-rest that LayerNorm alone hides what tells tokens apart (docs/log.md has the figures).
+Departures from the paper, all of them off in the agent named `paper`: positions may enter as continuous features
+(log-position and sinusoids), because a learned table of 6,000 rows cannot reach past its end; every channel of keys and
+values is first standardised by the mean and deviation of the first training batch, because a few channels of post-RoPE
+keys are so much larger than the rest that LayerNorm alone hides what tells tokens apart; and agents are narrower,
+which costs no quality that was measured (docs/log.md has the figures).
 
 Legend: H heads, N tokens (of all sequences of a batch), d head dimension.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +27,10 @@ from kvpolicy.errors import InputError
 PAPER_TABLE_ROWS = 6000
 _MAX_WAVELENGTH_TOKENS = 131072.0
 _SMALLEST_DEVIATION = 1e-3
+# Heads go through the network in blocks whose activations stay in a processor's caches between operations, which is
+# several times faster than all heads at once. An accelerator takes as many as it likes.
+_BLOCK_BYTES = 4 * 2**20
+_ACCELERATOR_BLOCK_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +41,13 @@ class AgentConfig:
         width: Hidden width of every layer.
         position: `continuous` features, or the paper's learned `table`.
         position_dim: Dimension of the position features.
+        standardise: Standardise channels of keys and values by the first training batch.
     """
 
-    width: int = 256
+    width: int = 64
     position: Literal["continuous", "table"] = "continuous"
     position_dim: int = 32
+    standardise: bool = True
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -53,6 +61,24 @@ class AgentConfig:
             raise InputError(f"agent: position is {self.position!r}, expected 'continuous' or 'table'")
         if self.position_dim < 4 or self.position_dim % 2:
             raise InputError(f"agent: position_dim is {self.position_dim}, expected an even number of at least 4")
+
+    @staticmethod
+    def named(name: str) -> "AgentConfig":
+        """One of the agents that have a name: `default`, `small` or `paper`.
+
+        Raises:
+            InputError: If there is none of that name.
+        """
+        if name not in _NAMED:
+            raise InputError(f"agent {name!r} is unknown, expected one of {', '.join(_NAMED)}")
+        return _NAMED[name]
+
+
+_NAMED = {
+    "default": AgentConfig(),
+    "small": AgentConfig(width=16),
+    "paper": AgentConfig(width=256, position="table", position_dim=32, standardise=False),
+}
 
 
 class BatchedAgents(nn.Module):
@@ -112,23 +138,22 @@ class BatchedAgents(nn.Module):
         Raises:
             InputError: If a position is past the end of a learned table.
         """
-        dtype = keys.dtype
-        keys = ((keys.float() - self.key_mean) * self.key_scale).to(dtype)
-        values = ((values.float() - self.value_mean) * self.value_scale).to(dtype)
-        key = _normalise(_affine(keys, self.key_weight, self.key_bias))
-        value = _normalise(_affine(values, self.value_weight, self.value_bias))
-        position = _normalise(self._position_features(positions).to(dtype))
-        hidden = torch.cat([key, value, position.expand(self.num_heads, -1, -1)], dim=-1)
-        # Gain and shift of the three LayerNorms are folded into the layer that follows: weights are small, tokens many.
-        gain = torch.cat([self.key_gain, self.value_gain, self.position_gain], dim=-1)
-        shift = torch.cat([self.key_shift, self.value_shift, self.position_shift], dim=-1)
-        weight, bias = gain.mT * self.hidden1_weight, self.hidden1_bias + shift @ self.hidden1_weight
-        hidden = _affine(hidden, weight, bias)
-        hidden = nn.functional.silu(_layer_norm(hidden, self.hidden1_gain, self.hidden1_shift))
-        hidden = _affine(hidden, self.hidden2_weight, self.hidden2_bias)
-        hidden = nn.functional.silu(_layer_norm(hidden, self.hidden2_gain, self.hidden2_shift))
-        # In half precision a thousand tokens share a few hundred scores, and ties rank by position.
-        return (hidden.float() @ self.score_weight).squeeze(-1)
+        self._check_positions(positions)
+        shared = positions.shape[0] == 1
+        features = None
+        if self.config.position == "continuous":  # those of a table differ by head, and are looked up block by block
+            features = _normalise(continuous_position_features(positions, self.config.position_dim).to(keys.dtype))
+        size = _heads_per_block(keys, self.config.width)
+        scores = []
+        for first, weights in zip(range(0, self.num_heads, size), self._blocks(size), strict=True):
+            heads = slice(first, first + size)
+            own = slice(None) if shared else heads
+            if features is None:
+                position = _normalise(_rows(weights["position_table"], positions[own]).to(keys.dtype))
+            else:
+                position = features[own]
+            scores.append(_score(weights, keys[heads], values[heads], position))
+        return torch.cat(scores)
 
     @torch.no_grad()
     def fit_inputs(self, keys: Float[Tensor, "head token dim"], values: Float[Tensor, "head token dim"]) -> None:
@@ -138,18 +163,19 @@ class BatchedAgents(nn.Module):
             deviation = entries.std(dim=1, keepdim=True, correction=0)
             self.get_buffer(f"{name}_scale").copy_(1 / deviation.clamp_min(_SMALLEST_DEVIATION))
 
-    def _position_features(self, positions: Tensor) -> Tensor:
-        if self.config.position == "table":
-            last = int(positions.max())
-            if last >= PAPER_TABLE_ROWS:
-                raise InputError(
-                    f"position {last} is past the learned table of {PAPER_TABLE_ROWS} rows: "
-                    "use an agent with continuous positions for longer contexts"
-                )
-            if positions.shape[0] == 1:
-                return self.position_table[:, positions[0]]
-            return self.position_table[torch.arange(self.num_heads, device=positions.device)[:, None], positions]
-        return continuous_position_features(positions, self.config.position_dim)
+    def _blocks(self, size: int) -> Iterator[dict[str, Tensor]]:
+        """Weights of consecutive blocks of heads."""
+        weights = dict(self.named_parameters()) | dict(self.named_buffers())
+        # One split, and not a slice a block: the gradient of a slice is as large as the whole.
+        for parts in zip(*(torch.split(tensor, size) for tensor in weights.values()), strict=True):
+            yield dict(zip(weights, parts, strict=True))
+
+    def _check_positions(self, positions: Tensor) -> None:
+        if self.config.position == "table" and (last := int(positions.max())) >= PAPER_TABLE_ROWS:
+            raise InputError(
+                f"position {last} is past the learned table of {PAPER_TABLE_ROWS} rows: "
+                "use an agent with continuous positions for longer contexts"
+            )
 
 
 def continuous_position_features(
@@ -164,6 +190,48 @@ def continuous_position_features(
     return torch.cat([log[..., None] / 4 - 1, (log[..., None] / 8) ** 2, angles.sin(), angles.cos()], dim=-1)
 
 
+def _heads_per_block(keys: Tensor, width: int) -> int:
+    bytes_per_head = keys.shape[1] * width * keys.element_size()
+    block_bytes = _BLOCK_BYTES if keys.device.type == "cpu" else _ACCELERATOR_BLOCK_BYTES
+    return max(1, block_bytes // max(1, bytes_per_head))
+
+
+def _rows(table: Tensor, positions: Tensor) -> Tensor:
+    """Rows of each head's table, at positions that heads share or not."""
+    if positions.shape[0] == 1:
+        return table[:, positions[0]]
+    return table[torch.arange(table.shape[0], device=table.device)[:, None], positions]
+
+
+def _score(
+    weights: Mapping[str, Tensor],
+    keys: Float[Tensor, "block token dim"],
+    values: Float[Tensor, "block token dim"],
+    position: Float[Tensor, "shared token feature"],
+) -> Float[Tensor, "block token"]:
+    """The network of a block of heads, on normalised position features."""
+    key = _normalise(_standardised_affine(keys, weights, "key"))
+    value = _normalise(_standardised_affine(values, weights, "value"))
+    hidden = torch.cat([key, value, position.expand(keys.shape[0], -1, -1)], dim=-1)
+    # Gain and shift of the three LayerNorms are folded into the layer that follows: weights are small, tokens many.
+    gain = torch.cat([weights[f"{name}_gain"] for name in ("key", "value", "position")], dim=-1)
+    shift = torch.cat([weights[f"{name}_shift"] for name in ("key", "value", "position")], dim=-1)
+    weight = gain.mT * weights["hidden1_weight"]
+    hidden = _affine(hidden, weight, weights["hidden1_bias"] + shift @ weights["hidden1_weight"])
+    hidden = _activate(hidden, weights, "hidden1")
+    hidden = _affine(hidden, weights["hidden2_weight"], weights["hidden2_bias"])
+    hidden = _activate(hidden, weights, "hidden2")
+    # In half precision a thousand tokens share a few hundred scores, and ties rank by position.
+    return (hidden.float() @ weights["score_weight"]).squeeze(-1)
+
+
+def _standardised_affine(inputs: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    """Linear layer on standardised inputs, with mean and deviation folded into it, so that no copy of them is made."""
+    weight = (weights[f"{name}_scale"].mT * weights[f"{name}_weight"]).to(inputs.dtype)
+    # The mean goes through the weight as it was rounded: what is left of a large mean is the same for every token.
+    return _affine(inputs, weight, weights[f"{name}_bias"] - weights[f"{name}_mean"] @ weight.to(weights[f"{name}_mean"].dtype))
+
+
 def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.to(inputs.dtype), inputs, weight.to(inputs.dtype))
 
@@ -172,5 +240,6 @@ def _normalise(inputs: Tensor) -> Tensor:
     return nn.functional.layer_norm(inputs, inputs.shape[-1:])
 
 
-def _layer_norm(inputs: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    return torch.addcmul(shift.to(inputs.dtype), _normalise(inputs), gain.to(inputs.dtype))
+def _activate(inputs: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    gain, shift = weights[f"{name}_gain"].to(inputs.dtype), weights[f"{name}_shift"].to(inputs.dtype)
+    return nn.functional.silu(torch.addcmul(shift, _normalise(inputs), gain), inplace=not torch.is_grad_enabled())

@@ -33,7 +33,7 @@ class PolicySet:
         agents: All heads in one network, layer-major.
         spec: Shape of the model.
         model_digest: Of the model that they were trained for; see `require_model`.
-        training: What they were trained with, for people: estimator, seed, trace snapshot.
+        training: What they were trained with, for people: objective, seed, trace snapshot.
     """
 
     agents: BatchedAgents

@@ -42,13 +42,14 @@ def test_budgets_of_presets_fit_in_the_contexts_of_every_task(name, tokenizer):
 def test_the_paper_preset_is_the_published_schedule():
     config = load_preset("paper")
     train = config.train
-    assert (train.estimator, train.num_steps, train.batch_sequences) == ("rloo", 4000, 128)
+    assert (train.objective, train.num_steps, train.batch_sequences) == ("rloo", 4000, 128)
     assert (train.weight_decay, train.max_gradient_norm, train.ema_decay) == (1e-3, 5.0, 0.99)
+    assert {train.ema_decay_at(step) for step in (1, 4000)} == {0.99}
     assert train.learning_rate_at(1) == pytest.approx(5e-5 * (0.01 + 0.99 / 100))
     assert train.learning_rate_at(100) == pytest.approx(5e-5)
     assert train.learning_rate_at(2050) == pytest.approx((5e-5 + 1e-6) / 2)
     assert train.learning_rate_at(4000) == pytest.approx(1e-6)
-    assert train.agent == AgentConfig(width=256, position="table", position_dim=32)
+    assert train.agent == AgentConfig.named("paper")
     assert config.prompts.length_tokens == 4096 <= PAPER_TABLE_ROWS
     assert config.collect.num_train_samples * len(config.prompts.tasks) == 6000
     assert config.evaluate.num_random_seeds >= 3
@@ -84,7 +85,7 @@ def test_all_problems_are_named_in_one_line(fails_in_one_line):
         num_train_samples = 0
         [train]
         num_steps = 0
-        estimator = "guess"
+        objective = "guess"
         agent = { depth = 3, width = 0 }
         [evaluate]
         budgets = [1, 64]
@@ -143,13 +144,13 @@ def test_a_file_that_is_no_toml_is_refused(fails_in_one_line):
 
 def test_changes_leave_the_rest_as_it_is():
     smoke = load_preset("smoke")
-    changed = smoke.with_changes({"evaluate": {"budgets": (24, 48)}, "train": {"estimator": "rloo"}, "prompts": {}})
+    changed = smoke.with_changes({"evaluate": {"budgets": (24, 48)}, "train": {"objective": "rloo"}, "prompts": {}})
     assert changed.evaluate.budgets == (24, 48)
-    assert changed.train.estimator == "rloo"
+    assert changed.train.objective == "rloo"
     assert changed == dataclasses.replace(
         smoke,
         evaluate=dataclasses.replace(smoke.evaluate, budgets=(24, 48)),
-        train=dataclasses.replace(smoke.train, estimator="rloo"),
+        train=dataclasses.replace(smoke.train, objective="rloo"),
     )
     assert smoke == load_preset("smoke") == smoke.with_changes({})
 
@@ -161,7 +162,7 @@ def test_changes_leave_the_rest_as_it_is():
         ({"evaluate": {"budgets": (64,), "pace": 1, "colour": 2}}, ("evaluate", "colour, pace")),
         ({"evaluate": {"budgets": (3,)}}, ("budget 3",)),
         ({"prompts": {"tasks": ("qa_1",)}}, ("qa_1", "squad")),
-        ({"train": {"estimator": "guess"}}, ("'guess'", "exact, rloo")),
+        ({"train": {"objective": "guess"}}, ("'guess'", "exact, rloo")),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -128,12 +128,51 @@ def test_key_value_and_position_all_matter(config):
         assert ((agents(*changed) - scores).abs() > 1e-4).float().mean() > 0.9
 
 
-def test_the_papers_size():
-    agents = BatchedAgents(
-        AgentConfig(position="table"), num_heads=1, head_dim=128, generator=torch.Generator().manual_seed(0)
+def test_the_papers_size(monkeypatch):
+    monkeypatch.setattr(module, "PAPER_TABLE_ROWS", 6_000)
+    paper = BatchedAgents(
+        AgentConfig.named("paper"), num_heads=1, head_dim=128, generator=torch.Generator().manual_seed(0)
     )
-    without_table = sum(p.numel() for name, p in agents.named_parameters() if name != "position_table")
-    assert 250_000 < without_table < 300_000  # with 6,000 x 32 of the table, 0.45 M
+    sizes = {name: parameter.numel() for name, parameter in paper.named_parameters()}
+    assert sizes.pop("position_table") == 6_000 * 32
+    # Two Linear(128 -> 256), Linear(544 -> 256), Linear(256 -> 256), each with bias and LayerNorm; LayerNorm of the
+    # position; one score without a bias, which no ranking would notice. With the table 465,728: "0.5 M".
+    linear = 2 * 128 * 256 + (256 + 256 + 32) * 256 + 256 * 256 + 4 * 256
+    assert sum(sizes.values()) == linear + 4 * 2 * 256 + 2 * 32 + 256 == 273_728
+
+
+def test_named_agents(fails_in_one_line):
+    assert AgentConfig.named("default") == AgentConfig()
+    assert AgentConfig.named("small").width < AgentConfig().width
+    assert AgentConfig.named("paper") == AgentConfig(width=256, position="table", position_dim=32, standardise=False)
+    message = fails_in_one_line(AgentConfig.named, "huge")
+    assert "'huge'" in message and "default, small, paper" in message
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("heads_per_block", [1, 2])
+def test_blocks_of_heads_change_neither_scores_nor_gradients(monkeypatch, config, shared, heads_per_block):
+    agents = _make(config)
+    keys, values, positions = _draw()
+    positions = positions if shared else positions + torch.arange(3)[:, None]
+    inputs = [keys.requires_grad_(), values.requires_grad_(), *agents.parameters()]
+    results = []
+    for block_bytes in (2**30, heads_per_block * 20 * 24 * 4):
+        monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+        scores = agents(keys, values, positions)
+        gradients = torch.autograd.grad((scores * torch.arange(20.0)).sum(), inputs)
+        results.append((scores, *gradients))
+    assert module._heads_per_block(keys, config.width) == heads_per_block
+    for whole, blocked in zip(*results, strict=True):
+        torch.testing.assert_close(blocked, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_scoring_without_gradients_is_the_same():
+    agents = _make(CONFIGS[0])
+    with_gradients = agents(*_draw())
+    with torch.inference_mode():  # where activations are overwritten
+        torch.testing.assert_close(agents(*_draw()), with_gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

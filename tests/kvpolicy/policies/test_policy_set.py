@@ -22,7 +22,7 @@ def _agents(seed=0, num_heads=4, config=CONFIG, head_dim=6):
 
 def _policy(seed=0):
     return PolicySet(
-        agents=_agents(seed), spec=SPEC, model_digest="ab" * 32, training={"seed": seed, "estimator": "exact"}
+        agents=_agents(seed), spec=SPEC, model_digest="ab" * 32, training={"seed": seed, "objective": "exact"}
     )
 
 
