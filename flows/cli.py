@@ -37,16 +37,20 @@ SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and dra
 TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to train on and to judge on")]
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]
 BudgetsOption = Annotated[str | None, typer.Option(help="Comma-separated budgets in tokens")]
-EstimatorOption = Annotated[str | None, typer.Option(help="exact or rloo")]
+ObjectiveOption = Annotated[str | None, typer.Option(help="Training objective, such as exact, rloo or listwise")]
 TracesOption = Annotated[
     str | None,
     typer.Option(help="Where a new home keeps its traces: a folder or s3://bucket/prefix", metavar="URL"),
 ]
 CompressionOption = Annotated[str | None, typer.Option(help="Of stored traces: none, zstd or shuffled_zstd")]
 StoredDtypeOption = Annotated[str | None, typer.Option(help="Of stored keys and values: model or float8_e4m3fn")]
-EssaysOption = Annotated[list[str] | None, typer.Option(help="Text file for the tasks that need prose; repeatable")]
-SquadOption = Annotated[str | None, typer.Option(help="SQuAD v2.0 file, for qa_1")]
-HotpotOption = Annotated[str | None, typer.Option(help="HotpotQA dev distractor file, for qa_2")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="File for a task that needs one, local or hub:owner/name@rev/file; repeatable", metavar="NAME=PATH"
+    ),
+]
+LanguageOption = Annotated[str | None, typer.Option(help="Code of the one language of dialogues, such as en")]
 
 
 def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Callable[[Home, Any, bool], None]) -> None:
@@ -67,13 +71,12 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         tasks: TasksOption = None,
         methods: MethodsOption = None,
         budgets: BudgetsOption = None,
-        estimator: EstimatorOption = None,
+        objective: ObjectiveOption = None,
         traces: TracesOption = None,
         compression: CompressionOption = None,
         stored_dtype: StoredDtypeOption = None,
-        essays: EssaysOption = None,
-        squad: SquadOption = None,
-        hotpotqa: HotpotOption = None,
+        data: DataOption = None,
+        language: LanguageOption = None,
         as_json: JsonOption = False,
     ) -> None:
         configure_libraries()
@@ -83,12 +86,11 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
             tasks=_listed(tasks),
             methods=_listed(methods),
             budgets=_numbers(budgets),
-            estimator=estimator,
+            objective=objective,
             compression=compression,
             stored_dtype=stored_dtype,
-            essays=essays or None,
-            squad=squad,
-            hotpotqa=hotpotqa,
+            data=data or None,
+            language=language,
         )
         choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
         opened = open_home(home, traces=traces)
@@ -170,7 +172,8 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
             "benchmark": info.benchmark,
             "version": info.version,
             "task": info.task,
-            "needs": info.needs_text or "",
+            "needs": info.source or "",
+            "metrics": ", ".join(info.metrics),
             "max_new_tokens": info.max_new_tokens,
             "description": info.description,
         }

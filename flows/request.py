@@ -38,13 +38,7 @@ class Request:
             InputError: If the preset is unknown or a choice is wrong.
         """
         config = choices.configure(preset)
-        texts = config.prompts
-        found = dataclasses.replace(
-            choices,
-            essays=list(texts.essays) if choices.essays else None,
-            squad=texts.squad if choices.squad else None,
-            hotpotqa=texts.hotpotqa if choices.hotpotqa else None,
-        )
+        found = dataclasses.replace(choices, data=list(config.prompts.data) if choices.data else None)
         return cls(config=config, model=_absolute_if_path(model), seed=seed, choices=found)
 
     def to_artifact(self) -> Artifact:

@@ -1,6 +1,7 @@
 """The two settings in which a cache is compressed, and how they divide a sequence (DESIGN: evaluation protocol).
 
-Query-agnostic: compress after the context, then run the question. Query-aware: compress after context and question.
+Query-agnostic: compress after the context, then run the question. Query-aware: compress after context and question. A
+dialogue has no question, so that both divide it alike.
 """
 
 from dataclasses import dataclass

@@ -9,6 +9,7 @@ from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import write_rows
 from tasks.model import load_model
+from tasks.progress import LOGGER
 from tasks.references import ModelRef, PromptsRef
 from tasks.stage import Stage, run_stage, stage_task
 
@@ -22,7 +23,7 @@ def prompts_stage(
     num_samples_per_task: int,
     seed: int,
 ) -> Stage:
-    """The stage of one split's prompts; `texts` are the digests of the outside texts that the configuration names."""
+    """The stage of one split's prompts; `texts` are the digests of the outside files that the configuration names."""
     parameters = {
         "prompts": dataclasses.asdict(config),
         "texts": dict(texts),
@@ -39,30 +40,34 @@ def write_prompts(
     """Generate the prompts of a split; their lengths are counted in the model's tokens.
 
     Raises:
-        InputError: If a task does not fit in the length, or a text that it needs is missing.
+        InputError: If a task does not fit in the length, or a file that it needs is missing, broken or too small.
     """
     stage = prompts_stage(
         model,
         config,
-        texts=config.read_texts().digests,
+        texts=config.find_files().digests(),
         split=split,
         num_samples_per_task=num_samples_per_task,
         seed=seed,
     )
 
     def body(run: RunRecorder) -> None:
-        samples = generate_samples(
+        made = generate_samples(
             config,
             split=split,
             num_samples_per_task=num_samples_per_task,
             seed=seed,
             tokenizer=load_model(model).tokenizer,
         )
+        samples = made.samples
+        if made.reported:
+            told = "; ".join(f"{reason}: {count}" for reason, count in made.reported.items())
+            LOGGER.info("%s prompts, not taken or not as asked for: %s", split, told)
         digest = digest_json([sample.digest() for sample in samples])
         path = home.prompts / f"{digest[:16]}.parquet"
         write_rows(path, [dataclasses.asdict(sample) for sample in samples])
-        metadata = {"split": split, "num_samples": len(samples)}
-        name = f"{config.benchmark} {split}, {len(samples)} samples of up to {config.length_tokens} tokens"
+        metadata = {"split": split, "num_samples": len(samples), "reported": dict(made.reported)}
+        name = f"{'+'.join(config.benchmarks)} {split}, {len(samples)} samples of up to {config.length_tokens} tokens"
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
     outcome = run_stage(home, stage, body, note_skip=False)

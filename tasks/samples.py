@@ -45,4 +45,4 @@ def sample_row(
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(**{**row, "references": tuple(row["references"])})
+    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
+from kvpolicy.benchmarks.choices.fingerprint import fingerprint as _choices_fingerprint
+from kvpolicy.benchmarks.oasst2.fingerprint import fingerprint as _oasst2_fingerprint
 from kvpolicy.benchmarks.ruler.fingerprint import fingerprint as _ruler_fingerprint
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.errors import InputError
 
-_FINGERPRINTS: Mapping[str, Callable[[Sample], Mapping[str, frozenset[str]]]] = {"ruler": _ruler_fingerprint}
+_FINGERPRINTS: Mapping[str, Callable[[Sample], Mapping[str, frozenset[str]]]] = {
+    ruler.BENCHMARK: _ruler_fingerprint,
+    oasst2.BENCHMARK: _oasst2_fingerprint,
+    longbench.BENCHMARK: longbench.fingerprint,
+    **{info.benchmark: _choices_fingerprint for info in choices.TASKS},
+}
 
 
 def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
-    """Proves that no needle, key, word, text, question or seed occurs in two splits.
+    """Proves that no needle, key, word, text, question, exemplar or seed occurs in two splits.
 
     What every prompt of a task shares by definition (instructions, RULER's noise lines) does not count.
 

@@ -1,14 +1,18 @@
-"""A set of prompts: which samples of which tasks, generated for one tokenizer."""
+"""A set of prompts: which samples of which tasks, generated or read for one tokenizer."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
-from kvpolicy.benchmarks.registry import task_info, tasks_of
-from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, SPLITS, RulerTexts, generate, read_texts
+from kvpolicy.benchmarks.registry import task_info, write_samples
+from kvpolicy.benchmarks.request import SampleRequest
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.sources import DataFiles, find_files, missing_source, parse_entry
+from kvpolicy.benchmarks.splits import check_split
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_prompt_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +20,16 @@ class PromptConfig:
     """What prompts are about, the same for training and for judging.
 
     Attributes:
-        benchmark: Name of the benchmark.
-        tasks: Its tasks.
+        tasks: Tasks of any benchmarks.
         length_tokens: Prompt and answer together have at most so many tokens.
-        essays: Text files for the tasks that need prose.
-        squad: SQuAD v2.0 file, for `qa_1`.
-        hotpotqa: HotpotQA dev distractor file, for `qa_2`.
+        data: Outside files for the tasks that need them, as `source=path` entries; a source may have several.
+        language: Code of the one language of dialogues, such as `en`; empty for all, each dialogue in one of them.
     """
 
-    benchmark: str = "ruler"
     tasks: tuple[str, ...] = tuple(DEFAULT_TASKS)
     length_tokens: int = 1152
-    essays: tuple[str, ...] = ()
-    squad: str | None = None
-    hotpotqa: str | None = None
+    data: tuple[str, ...] = ()
+    language: str = ""
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -37,40 +37,53 @@ class PromptConfig:
         Raises:
             InputError: Naming each wrong field, what was got and what was expected.
         """
-        tasks_of(self.benchmark)
         if not self.tasks:
             raise InputError("prompts: tasks is empty, expected at least one")
         if len(set(self.tasks)) < len(self.tasks):
             twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
             raise InputError(f"prompts: tasks has {twice} twice, expected each once")
-        texts = {"essays": bool(self.essays), "squad": bool(self.squad), "hotpotqa": bool(self.hotpotqa)}
+        given = {parse_entry(entry)[0] for entry in self.data}
         for task in self.tasks:
-            info = task_info(self.benchmark, task)
-            if info.needs_text is not None and not texts[info.needs_text]:
-                raise InputError(
-                    f"prompts: task {task} needs outside text, and {info.needs_text} is not given: "
-                    f"pass {info.text_source}"
-                )
+            source = task_info(task).source
+            if source is not None and source not in given:
+                raise missing_source(task, source)
         if self.length_tokens < 1:
             raise InputError(f"prompts: length_tokens is {self.length_tokens}, expected at least 1")
 
-    def read_texts(self) -> RulerTexts:
-        """Read the outside texts that are named.
+    @property
+    def benchmarks(self) -> tuple[str, ...]:
+        """Names of the benchmarks that the tasks are of, in their order."""
+        return tuple(dict.fromkeys(task_info(task).benchmark for task in self.tasks))
+
+    def find_files(self, *, fetch: bool = True) -> DataFiles:
+        """Find the outside files that are named.
+
+        Args:
+            fetch: Whether a file of the hub that is not in the cache may be fetched.
 
         Raises:
-            InputError: If a file is missing or is not what it should be.
+            InputError: If a file is missing.
         """
-        return read_texts(
-            essays=[Path(path) for path in self.essays],
-            squad=None if self.squad is None else Path(self.squad),
-            hotpotqa=None if self.hotpotqa is None else Path(self.hotpotqa),
-        )
+        return find_files(self.data, fetch=fetch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSet:
+    """Samples, and what was not taken.
+
+    Attributes:
+        samples: Task by task in turn.
+        reported: Counts, by task and reason, of what was left out or is not as it was asked for.
+    """
+
+    samples: tuple[Sample, ...]
+    reported: Mapping[str, int]
 
 
 def generate_samples(
     config: PromptConfig, *, split: str, num_samples_per_task: int, seed: int, tokenizer: Any
-) -> tuple[Sample, ...]:
-    """Generate the samples of one split, task by task in turn.
+) -> PromptSet:
+    """Generate or read the samples of one split, task by task in turn.
 
     Args:
         config: What they are about.
@@ -80,21 +93,40 @@ def generate_samples(
         tokenizer: Lengths are counted in its tokens.
 
     Raises:
-        InputError: If a task does not fit in the length, or its text is missing.
+        InputError: If a task does not fit in the length, a file is missing or broken, or has too few samples.
     """
-    if split not in SPLITS:
-        raise InputError(f"split {split!r} is unknown, expected one of {', '.join(SPLITS)}")
-    texts = config.read_texts()
-    return tuple(
-        generate(
-            task,
+    check_split(split)
+    files = config.find_files()
+    reported: Counter[str] = Counter()
+    by_task = []
+    for task in config.tasks:
+        request = SampleRequest(
+            benchmark=task_info(task).benchmark,
+            task=task,
             split=split,
-            index=index,
             seed=seed,
             length_tokens=config.length_tokens,
-            count_tokens=lambda sample: count_prompt_tokens(sample, tokenizer),
-            texts=texts,
+            tokenizer=tokenizer,
+            files=files,
+            language=config.language,
+            reported=reported,
         )
-        for index in range(num_samples_per_task)
-        for task in config.tasks
+        samples = list(islice(write_samples(request), num_samples_per_task))
+        if len(samples) < num_samples_per_task:
+            raise InputError(_too_few(request, len(samples), num_samples_per_task))
+        by_task.append(samples)
+    return PromptSet(samples=tuple(sample for turn in zip(*by_task, strict=True) for sample in turn), reported=reported)
+
+
+def _too_few(request: SampleRequest, num_there: int, num_asked: int) -> str:
+    own = [
+        f"{count} x {reason.partition(': ')[2]}"
+        for reason, count in request.reported.items()
+        if reason.startswith(f"{request.task}: ")
+    ]
+    left_out = f" (not taken: {'; '.join(own)})" if own else ""
+    return (
+        f"task {request.task}: its files hold {num_there} samples of {request.length_tokens} tokens for the "
+        f"{request.split} split, {num_asked} were asked for{left_out}: ask for fewer, change the length, or give more "
+        f"of {task_info(request.task).source}"
     )

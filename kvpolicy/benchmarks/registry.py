@@ -1,71 +1,50 @@
-"""Which benchmarks and tasks there are, for listings and for checking names."""
+"""Which benchmarks and tasks there are, and what writes their samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
 
-from kvpolicy.benchmarks.ruler.tasks import BENCHMARK as RULER
-from kvpolicy.benchmarks.ruler.tasks import RULER_TASKS
-from kvpolicy.benchmarks.ruler.tasks import VERSION as RULER_VERSION
-from kvpolicy.benchmarks.ruler.texts import SOURCES
+from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
+from kvpolicy.benchmarks.request import SampleRequest
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.task import TaskInfo
 from kvpolicy.errors import InputError
 
-
-@dataclass(frozen=True, kw_only=True)
-class TaskInfo:
-    """A row of `kvp benchmarks`.
-
-    Attributes:
-        benchmark: Name of the benchmark.
-        version: Version of the benchmark; results of different versions are not compared.
-        task: Name of the task.
-        needs_text: The outside text that the task needs (`essays`, `squad`, `hotpotqa`), or None.
-        text_source: What that text is and how to get it, or None.
-        max_new_tokens: Tokens that the model may generate.
-        match: Whether the string match wants `all` references or `any`.
-        description: One line for people.
-    """
-
-    benchmark: str
-    version: str
-    task: str
-    needs_text: str | None
-    text_source: str | None
-    max_new_tokens: int
-    match: Literal["all", "any"]
-    description: str
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the task runs without anything that the user must bring."""
-        return self.needs_text is None
-
-
-_BENCHMARKS: Mapping[str, tuple[TaskInfo, ...]] = MappingProxyType(
-    {
-        RULER: tuple(
-            TaskInfo(
-                benchmark=RULER,
-                version=RULER_VERSION,
-                task=task.name,
-                needs_text=task.text,
-                text_source=None if task.text is None else SOURCES[task.text],
-                max_new_tokens=task.max_new_tokens,
-                match=task.match,
-                description=task.description,
-            )
-            for task in RULER_TASKS.values()
-        )
-    }
+_RULER = tuple(
+    TaskInfo(
+        benchmark=ruler.BENCHMARK,
+        version=ruler.VERSION,
+        task=task.name,
+        source=task.text,
+        metrics=("string_match",),
+        max_new_tokens=task.max_new_tokens,
+        match=task.match,
+        description=task.description,
+    )
+    for task in ruler.RULER_TASKS.values()
 )
+
+_TASKS: Mapping[str, TaskInfo] = MappingProxyType(
+    {info.task: info for info in (*_RULER, *oasst2.TASKS, *choices.TASKS, *longbench.TASKS)}
+)
+
+_WRITERS: Mapping[str, Callable[[SampleRequest], Iterator[Sample]]] = {
+    ruler.BENCHMARK: ruler.ruler_samples,
+    oasst2.BENCHMARK: oasst2.dialogues,
+    longbench.BENCHMARK: longbench.long_samples,
+    **{info.benchmark: choices.questions for info in choices.TASKS},
+}
 
 
 def benchmark_names() -> tuple[str, ...]:
     """Names of all benchmarks."""
-    return tuple(_BENCHMARKS)
+    return tuple(_WRITERS)
+
+
+def task_names() -> tuple[str, ...]:
+    """Names of the tasks of all benchmarks; no two are alike."""
+    return tuple(_TASKS)
 
 
 def tasks_of(benchmark: str) -> tuple[TaskInfo, ...]:
@@ -74,18 +53,26 @@ def tasks_of(benchmark: str) -> tuple[TaskInfo, ...]:
     Raises:
         InputError: There is no such benchmark.
     """
-    if benchmark not in _BENCHMARKS:
-        raise InputError(f"unknown benchmark {benchmark!r}: choose one of {', '.join(_BENCHMARKS)}")
-    return _BENCHMARKS[benchmark]
+    if benchmark not in _WRITERS:
+        raise InputError(f"unknown benchmark {benchmark!r}: choose one of {', '.join(_WRITERS)}")
+    return tuple(info for info in _TASKS.values() if info.benchmark == benchmark)
 
 
-def task_info(benchmark: str, task: str) -> TaskInfo:
-    """One task of a benchmark.
+def task_info(task: str) -> TaskInfo:
+    """A task by its name.
 
     Raises:
-        InputError: There is no such benchmark or task.
+        InputError: There is no such task.
     """
-    rows = {row.task: row for row in tasks_of(benchmark)}
-    if task not in rows:
-        raise InputError(f"{benchmark} has no task {task!r}: choose one of {', '.join(rows)}")
-    return rows[task]
+    if task not in _TASKS:
+        raise InputError(f"unknown task {task!r}: choose one of {', '.join(_TASKS)}")
+    return _TASKS[task]
+
+
+def write_samples(request: SampleRequest) -> Iterator[Sample]:
+    """The samples that are asked for, one after the other until there are no more.
+
+    Raises:
+        InputError: A file is not what it should be, or the task does not fit the length.
+    """
+    return _WRITERS[task_info(request.task).benchmark](request)

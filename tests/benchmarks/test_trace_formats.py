@@ -48,8 +48,8 @@ class Stored:
 
 def _examples(model: LanguageModel) -> Iterator[tuple[str, EncodedSample]]:
     for split, count in SPLITS.items():
-        samples = generate_samples(PROMPTS, split=split, num_samples_per_task=count, seed=0, tokenizer=model.tokenizer)
-        yield from ((split, encode(sample, model.tokenizer)) for sample in samples)
+        made = generate_samples(PROMPTS, split=split, num_samples_per_task=count, seed=0, tokenizer=model.tokenizer)
+        yield from ((split, encode(sample, model.tokenizer)) for sample in made.samples)
 
 
 def _store(root: Path, traces: Sequence[tuple[str, str, Trace]], compression: str) -> Stored:

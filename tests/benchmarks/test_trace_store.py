@@ -111,7 +111,9 @@ def test_collecting_against_a_plain_prefill(embedded_model_folder: Path, tmp_pat
     model = load_language_model(embedded_model_folder, dtype="bfloat16")
     network = AutoModelForCausalLM.from_pretrained(embedded_model_folder, dtype=torch.bfloat16, local_files_only=True)
     prompts = PromptConfig(tasks=("niah_single_1", "vt", "cwe", "fwe"), length_tokens=2048)
-    samples = generate_samples(prompts, split="train", num_samples_per_task=1, seed=0, tokenizer=model.tokenizer)
+    samples = generate_samples(
+        prompts, split="train", num_samples_per_task=1, seed=0, tokenizer=model.tokenizer
+    ).samples
     examples = [encode(sample, model.tokenizer) for sample in samples]
     config, store = CollectConfig(), TraceStore(tmp_path / "store")
 

@@ -78,11 +78,11 @@ def importance_to_question(model: Any, example: EncodedSample) -> Float[Tensor, 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_least_cost_over_all_questions_is_still_far_from_the_oracle(embedded_model: Any, task: str) -> None:
     config = PromptConfig(tasks=(task,), length_tokens=1024)
-    samples = generate_samples(
+    made = generate_samples(
         config, split="test", num_samples_per_task=NUM_SAMPLES, seed=0, tokenizer=embedded_model.tokenizer
     )
     divergence: dict[tuple[str, int], list[float]] = {}
-    for sample in samples:
+    for sample in made.samples:
         questions = [encode(other, embedded_model.tokenizer) for other in asking_for_each_needle(sample)]
         assert encode(sample, embedded_model.tokenizer) in questions
         received = torch.stack([importance_to_question(embedded_model, question) for question in questions])

@@ -53,8 +53,10 @@ def recorded_model(tiny_model_folder, tmp_path: Path) -> Path:
         ((*SMOKE, "--budgets", "64,64"), ("budgets", "twice")),
         ((*SMOKE, "--budgets", "64,half"), ("64,half", "whole numbers")),
         ((*SMOKE, "--budgets", "-64"), ("-64",)),
-        ((*SMOKE, "--tasks", "qa_1"), ("qa_1", "squad is not given", "SQuAD")),
-        ((*SMOKE, "--tasks", "niah_single_2"), ("niah_single_2", "essays is not given")),
+        ((*SMOKE, "--tasks", "qa_1"), ("qa_1", "squad, which is not given", "SQuAD")),
+        ((*SMOKE, "--tasks", "niah_single_2"), ("niah_single_2", "essays, which is not given")),
+        ((*SMOKE, "--data", "book.txt"), ("'book.txt'", "SOURCE=PATH")),
+        ((*SMOKE, "--data", "books=book.txt"), ("'books'", "essays")),
         ((*SMOKE, "--seed", "one"), ("--seed", "integer")),
         ((*SMOKE, "--frobnicate"), ("--frobnicate", "kvp --help")),
         (("frobnicate",), ("frobnicate", "kvp --help")),
@@ -67,9 +69,9 @@ def test_what_is_wrong_by_itself_is_refused_before_a_home_is_made(kvp_here, home
     assert not home.exists()
 
 
-def test_an_unknown_estimator_is_refused(kvp, home):
+def test_an_unknown_objective_is_refused(kvp, home):
     # As a process: here a shape check would speak first.
-    assert_refused(kvp(*SMOKE, "--estimator", "reinforce", home=home), "'reinforce'", "exact, rloo")
+    assert_refused(kvp(*SMOKE, "--objective", "reinforce", home=home), "'reinforce'", "exact, rloo")
     assert not home.exists()
 
 
@@ -80,7 +82,7 @@ def test_no_choice_may_be_empty(kvp_here, home):
 
 
 def test_a_missing_text_is_named(kvp_here, home, tmp_path):
-    finished = kvp_here(*SMOKE, "--tasks", "qa_1", "--squad", str(tmp_path / "none.json"), home=home)
+    finished = kvp_here(*SMOKE, "--tasks", "qa_1", "--data", f"squad={tmp_path / 'none.json'}", home=home)
     assert_refused(finished, "none.json")
     assert_nothing_half_registered(home)
 
@@ -245,7 +247,7 @@ def test_what_no_one_can_use_is_one_line(kvp_here, small_run, tmp_path):
     wrong = {
         ("sql", "SELECT 'infinity'::DATE", "--home", str(small_run.home)): "cast it to VARCHAR",
         ("run", "--budgets", "6²"): "expected whole numbers",
-        ("run", "--squad", str(tmp_path / "none.json")): "does not exist",
+        ("run", "--data", f"squad={tmp_path / 'none.json'}"): "does not exist",
         ("sql", "SELECT 1", "--home", "/tmp/" + "x" * 300): "name too long",
         ("sql", "SELECT 1", "--home", "~nobody-of-that-name/x"): "choose another --home",
     }

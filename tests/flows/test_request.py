@@ -22,10 +22,10 @@ TASKS = ["niah_single_1", "vt", "fwe"]
     seed=st.integers(0, 2**63 - 1),
     tasks=st.none() | st.lists(st.sampled_from(TASKS), min_size=1, unique=True),
     methods=st.none() | st.lists(st.sampled_from(method_names()), min_size=1, unique=True),
-    estimator=st.sampled_from([None, "exact", "rloo"]),
+    objective=st.sampled_from([None, "exact", "rloo"]),
 )
-def test_what_is_written_is_read_back(preset, seed, tasks, methods, estimator):
-    choices = Choices(tasks=tasks, methods=methods, estimator=estimator)
+def test_what_is_written_is_read_back(preset, seed, tasks, methods, objective):
+    choices = Choices(tasks=tasks, methods=methods, objective=objective)
     request = Request.make(preset=preset, model="embedded", seed=seed, choices=choices)
     stored = Artifact.from_row(request.to_artifact().to_row())  # through the catalog's JSON
     assert Request.from_artifact(stored) == request
@@ -36,12 +36,12 @@ def test_paths_mean_the_same_in_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "book.txt").write_text("A text.")
     monkeypatch.chdir(tmp_path)
-    choices = Choices(tasks=["niah_single_2"], essays=["book.txt"])
+    choices = Choices(tasks=["niah_single_2"], data=["essays=book.txt", "boolq=hub:google/boolq@main/dev.parquet"])
     request = Request.make(preset="smoke", model="model", seed=0, choices=choices)
     monkeypatch.chdir("/")
     assert request.model == str(tmp_path / "model")
     assert request.choices.configure("smoke") == request.config
-    assert request.choices.essays == [str(tmp_path / "book.txt")]
+    assert request.choices.data == [f"essays={tmp_path / 'book.txt'}", "boolq=hub:google/boolq@main/dev.parquet"]
 
 
 def test_a_hub_id_stays_what_it_is():

@@ -165,7 +165,7 @@ def test_a_lost_result_is_only_made_again(kvp_here, small_run, tmp_path):
 def test_a_text_that_changed_or_is_gone_is_named(kvp_here, small_run, tmp_path):
     essay, home = tmp_path / "essay.txt", tmp_path / "home"
     essay.write_text(" ".join(f"Sentence number {index} says nothing of note." for index in range(2000)))
-    options = ("--preset", "smoke", "--tasks", "niah_single_2", "--essays", str(essay), *small_run.options[4:])
+    options = ("--preset", "smoke", "--tasks", "niah_single_2", "--data", f"essays={essay}", *small_run.options[4:])
     assert kvp_here("collect", *options, home=home).code == 0
     assert causes(kvp_here("stale", "--json", home=home)) == {}
     change(essay, "number 7 ", "number seven ")

@@ -32,7 +32,8 @@ def test_presets_load(name):
 @pytest.mark.parametrize("name", preset_names())
 def test_budgets_of_presets_fit_in_the_contexts_of_every_task(name, tokenizer):
     config = load_preset(name)
-    samples = generate_samples(config.prompts, split="test", num_samples_per_task=1, seed=0, tokenizer=tokenizer)
+    made = generate_samples(config.prompts, split="test", num_samples_per_task=1, seed=0, tokenizer=tokenizer)
+    samples = made.samples
     assert [sample.task for sample in samples] == list(config.prompts.tasks)
     for sample in samples:
         cut = cut_sample(encode(sample, tokenizer), "query_agnostic")
@@ -127,7 +128,7 @@ def test_all_problems_are_named_in_one_line(fails_in_one_line):
         ("[evaluate]\nbudgets = 64", "evaluate.budgets"),
         ('[evaluate]\nmax_answer_tokens = "few"', "evaluate.max_answer_tokens"),
         ('[prompts]\ntasks = "vt"', "prompts.tasks"),
-        ("[prompts]\nsquad = 3", "prompts.squad"),
+        ("[prompts]\ndata = 3", "prompts.data"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_place(fails_in_one_line, text, place):

@@ -3,10 +3,10 @@
 The prompts are RULER's; the modules name what differs. Not here: judging answers (`kvpolicy.benchmarks.scoring`).
 """
 
-from kvpolicy.benchmarks.ruler.generator import generate
+from kvpolicy.benchmarks.ruler.generator import generate, ruler_samples
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, DEFAULT_TASKS, RULER_TASKS, VERSION, RulerTask
 from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
-from kvpolicy.benchmarks.ruler.vocabulary import SPLITS
+from kvpolicy.benchmarks.splits import SPLITS
 
 __all__ = [
     "BENCHMARK",
@@ -18,4 +18,5 @@ __all__ = [
     "RulerTexts",
     "generate",
     "read_texts",
+    "ruler_samples",
 ]

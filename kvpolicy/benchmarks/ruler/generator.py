@@ -6,19 +6,24 @@ and the tokens to generate together stay within the length (arXiv 2404.06654, se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 
+from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler.needles import plan_needles
 from kvpolicy.benchmarks.ruler.plan import Plan, largest_fitting
 from kvpolicy.benchmarks.ruler.questions import plan_question
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, RulerTask, ruler_task
-from kvpolicy.benchmarks.ruler.texts import RulerTexts
+from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
 from kvpolicy.benchmarks.ruler.variables import plan_variables
-from kvpolicy.benchmarks.ruler.vocabulary import Draw, check_split, stable_seed
+from kvpolicy.benchmarks.ruler.vocabulary import Draw
 from kvpolicy.benchmarks.ruler.words import plan_common_words, plan_frequent_words
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.sources import DataFiles
+from kvpolicy.benchmarks.splits import check_split, stable_seed
 from kvpolicy.errors import InputError
+from kvpolicy.prompts import count_prompt_tokens
 
 _NO_TEXTS = RulerTexts()
 
@@ -97,6 +102,26 @@ def generate(
         f"{BENCHMARK}/{task} sample {index} does not fit {length_tokens} tokens: the smallest length that fits is "
         f"{fitting} tokens ({fitting - row.max_new_tokens} of prompt, {row.max_new_tokens} to generate)"
     )
+
+
+def ruler_samples(request: SampleRequest) -> Iterator[Sample]:
+    """The samples of a task, without an end (question answering ends in an error that says how many there are).
+
+    Raises:
+        InputError: As `generate`, or a file is not what it should be.
+    """
+    source = ruler_task(request.task).text
+    texts = read_texts(DataFiles(files=request.files.of(source))) if source else _NO_TEXTS
+    for index in count():
+        yield generate(
+            request.task,
+            split=request.split,
+            index=index,
+            seed=request.seed,
+            length_tokens=request.length_tokens,
+            count_tokens=partial(count_prompt_tokens, tokenizer=request.tokenizer),
+            texts=texts,
+        )
 
 
 def sample_seed(*, task: str, split: str, seed: int, index: int, length_tokens: int) -> int:

@@ -8,27 +8,18 @@ to a split by its title. What two splits would share is left out.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from kvpolicy.benchmarks.ruler.tasks import RulerTask, TextSource
-from kvpolicy.benchmarks.ruler.vocabulary import SPLITS, split_of
+from kvpolicy.benchmarks.rows import read_rows, read_text
+from kvpolicy.benchmarks.ruler.tasks import RulerTask
+from kvpolicy.benchmarks.sources import SOURCES, DataFile, DataFiles, missing_source
+from kvpolicy.benchmarks.splits import SPLITS, in_several, split_of
 from kvpolicy.errors import InputError
-
-SOURCES: Mapping[TextSource, str] = {
-    "essays": "one or more plain text files of prose, such as a book of Project Gutenberg "
-    "(RULER's own are Paul Graham's essays, from paulgraham.com/articles.html)",
-    "squad": "the SQuAD v2.0 json file, from rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json",
-    "hotpotqa": "the HotpotQA dev distractor json file, "
-    "from curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json",
-}
-"""What each text is and where it comes from."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[.!?][\"'”’)\]])\s+")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|i\.e|e\.g)|\b[A-Z])\.$")
@@ -69,13 +60,11 @@ class RulerTexts:
         essays: Sentences of each split.
         squad: Questions of each split.
         hotpotqa: Questions of each split.
-        digests: SHA-256 of every file that was read, by its path as it was given.
     """
 
     essays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     squad: Mapping[str, QuestionPool] = field(default_factory=dict)
     hotpotqa: Mapping[str, QuestionPool] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
 
     def sentences(self, task: RulerTask, split: str) -> tuple[str, ...]:
         """Essay sentences of a split.
@@ -84,7 +73,7 @@ class RulerTexts:
             InputError: No essays were given, or too few.
         """
         if not self.essays:
-            raise missing_text(task)
+            raise missing_source(task.name, task.text or "")
         sentences = self.essays.get(split, ())
         if not sentences:
             raise InputError(f"ruler/{task.name}: the essays hold no sentences for the {split} split: give more text")
@@ -98,39 +87,26 @@ class RulerTexts:
         """
         by_split = self.squad if task.text == "squad" else self.hotpotqa
         if not by_split:
-            raise missing_text(task)
+            raise missing_source(task.name, task.text or "")
         pool = by_split.get(split)
         if pool is None or not pool.questions:
             raise InputError(f"ruler/{task.name}: the {task.text} file holds no question for the {split} split")
         return pool
 
 
-def missing_text(task: RulerTask) -> InputError:
-    """The error for a task whose text was not given: what is needed, and how to get it."""
-    assert task.text is not None
-    return InputError(f"ruler/{task.name} needs a text that was not given: set {task.text} to {SOURCES[task.text]}")
+def read_texts(files: DataFiles) -> RulerTexts:
+    """Reads what the user names of essays (taken together), SQuAD and HotpotQA.
 
-
-def read_texts(
-    *, essays: Sequence[Path | str] = (), squad: Path | str | None = None, hotpotqa: Path | str | None = None
-) -> RulerTexts:
-    """Reads the files that the user names.
-
-    Args:
-        essays: Plain text files, taken together.
-        squad: SQuAD v2.0 json.
-        hotpotqa: HotpotQA distractor json, as published or as the hub's export.
+    SQuAD is the published json or rows as the hub has them, HotpotQA the published distractor json or the hub's rows.
 
     Raises:
         InputError: A file cannot be read or does not have its format.
     """
-    digests: dict[str, str] = {}
-    prose = "\n\n".join(_read(path, "essays", digests) for path in essays)
+    prose = "\n\n".join(map(read_text, files.of("essays")))
     return RulerTexts(
-        essays=_share_out_essays(split_sentences(prose)) if essays else {},
-        squad=_parsed(squad, "squad", _share_out_squad, digests) if squad is not None else {},
-        hotpotqa=_parsed(hotpotqa, "hotpotqa", _share_out_hotpotqa, digests) if hotpotqa is not None else {},
-        digests=digests,
+        essays=_share_out_essays(split_sentences(prose)) if files.of("essays") else {},
+        squad=_parsed(files.of("squad"), _squad_articles, _share_out_squad),
+        hotpotqa=_parsed(files.of("hotpotqa"), _hotpotqa_entries, _share_out_hotpotqa),
     )
 
 
@@ -148,49 +124,76 @@ def split_sentences(prose: str) -> list[str]:
     return [*sentences, rest] if rest else sentences
 
 
-def _read(path: Path | str, source: TextSource, digests: dict[str, str]) -> str:
-    try:
-        content = Path(path).read_bytes()
-        digests[str(path)] = hashlib.sha256(content).hexdigest()
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {source} must be {SOURCES[source]}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text (byte {error.start}); {source} must be {SOURCES[source]}"
-        ) from error
-
-
 def _parsed(
-    path: Path | str, source: TextSource, share_out: Any, digests: dict[str, str]
+    files: Sequence[DataFile],
+    read: Callable[[DataFile], list[Any]],
+    share_out: Callable[[list[Any]], dict[str, QuestionPool]],
 ) -> Mapping[str, QuestionPool]:
-    text = _read(path, source, digests)
-    try:
-        pools: Mapping[str, QuestionPool] = share_out(json.loads(text))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{path} does not have the expected format ({reason}); needed: {SOURCES[source]}") from error
-    return pools
+    """The questions of all files of a source; none where there is no file."""
+    content: list[Any] = []
+    for file in files:
+        try:
+            own = read(file)
+            share_out(own)  # on its own, so that the file that is wrong is named
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(
+                f"{file.name} does not have the expected format ({reason}); needed: {SOURCES[file.source]}"
+            ) from error
+        content += own
+    return share_out(content) if files else {}
+
+
+def _squad_articles(file: DataFile) -> list[Any]:
+    """Articles with paragraphs, as published; of the hub's rows, a question each, every paragraph is one."""
+    if file.path.suffix == ".json" and isinstance(content := json.loads(read_text(file)), dict):
+        return list(content["data"])
+    return [
+        {
+            "title": row.fields["title"],
+            "paragraphs": [
+                {
+                    "context": row.fields["context"],
+                    "qas": [
+                        {
+                            "question": row.fields["question"],
+                            "answers": [{"text": text} for text in row.fields["answers"]["text"]],
+                        }
+                    ],
+                }
+            ],
+        }
+        for row in read_rows(file)
+    ]
+
+
+def _hotpotqa_entries(file: DataFile) -> list[Any]:
+    return [row.fields for row in read_rows(file)]
 
 
 def _share_out_essays(sentences: Sequence[str]) -> dict[str, tuple[str, ...]]:
     half, three_quarters = len(sentences) // 2, len(sentences) * 3 // 4
     stretches = (sentences[:half], sentences[half:three_quarters], sentences[three_quarters:])
-    spread = _in_several(set(stretch) for stretch in stretches)
+    spread = in_several(set(stretch) for stretch in stretches)
     return {
         split: tuple(s for s in stretch if s not in spread or len(s.split()) < MIN_SENTENCE_WORDS)
         for split, stretch in zip(SPLITS, stretches, strict=True)
     }
 
 
-def _share_out_squad(content: Any) -> dict[str, QuestionPool]:
+def _share_out_squad(articles: list[Any]) -> dict[str, QuestionPool]:
     paragraphs: dict[str, list[str]] = {split: [] for split in SPLITS}
     questions: dict[str, list[Question]] = {split: [] for split in SPLITS}
-    for article in content["data"]:
-        split = split_of(article["title"])
-        contexts = list(dict.fromkeys(paragraph["context"] for paragraph in article["paragraphs"]))
+    by_title: dict[str, list[Any]] = defaultdict(list)
+    for article in articles:
+        by_title[article["title"]] += article["paragraphs"]
+    for title, listed in by_title.items():
+        split = split_of(title)
+        contexts = list(dict.fromkeys(paragraph["context"] for paragraph in listed))
         paragraphs[split].extend(contexts)
-        for paragraph in article["paragraphs"]:
+        for paragraph in listed:
             near = tuple(context for context in contexts if context != paragraph["context"])
             questions[split].extend(
                 Question(
@@ -205,7 +208,7 @@ def _share_out_squad(content: Any) -> dict[str, QuestionPool]:
     return _pools(questions, paragraphs)
 
 
-def _share_out_hotpotqa(content: Any) -> dict[str, QuestionPool]:
+def _share_out_hotpotqa(content: list[Any]) -> dict[str, QuestionPool]:
     owned: dict[str, dict[str, str]] = {split: {} for split in SPLITS}  # paragraphs by title
     entries = [(_hotpotqa_paragraphs(entry), entry) for entry in content]
     identity = [str(entry.get("_id") or entry.get("id") or entry["question"]) for entry in content]
@@ -248,8 +251,8 @@ def _pools(
     questions: Mapping[str, Sequence[Question]], documents: Mapping[str, Sequence[str]]
 ) -> dict[str, QuestionPool]:
     """Pools without any paragraph or question that two splits would share."""
-    shared = _in_several(set(documents[split]) for split in SPLITS)
-    shared_questions = _in_several({question.text for question in questions[split]} for split in SPLITS)
+    shared = in_several(set(documents[split]) for split in SPLITS)
+    shared_questions = in_several({question.text for question in questions[split]} for split in SPLITS)
     return {
         split: QuestionPool(
             questions=tuple(
@@ -266,9 +269,3 @@ def _pools(
         )
         for split in SPLITS
     }
-
-
-def _in_several(sets: Iterable[set[str]]) -> set[str]:
-    """Members of more than one set."""
-    counts = Counter(member for members in sets for member in members)
-    return {member for member, count in counts.items() if count > 1}

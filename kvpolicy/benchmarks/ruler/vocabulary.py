@@ -10,7 +10,6 @@ from its list of profanities.
 
 from __future__ import annotations
 
-import hashlib
 import string
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,22 +18,7 @@ from importlib.resources import files
 from itertools import islice
 from random import Random
 
-from kvpolicy.errors import InputError
-
-SPLITS: tuple[str, ...] = ("train", "validation", "test")
-
-_OWNERS = ("train", "train", "validation", "test")  # by bucket: half, a quarter, a quarter
-
-
-def check_split(split: str) -> None:
-    """Raises an `InputError` unless `split` is one of `SPLITS`."""
-    if split not in SPLITS:
-        raise InputError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-
-
-def split_of(text: str) -> str:
-    """The split that owns a string; the same on every machine and in every release."""
-    return _OWNERS[hashlib.blake2b(text.encode(), digest_size=1, person=b"kvp-ruler-split").digest()[0] % 4]
+from kvpolicy.benchmarks.splits import check_split, split_of, stable_seed
 
 
 class Draw:
@@ -77,12 +61,6 @@ class Draw:
     def take(self, kind: str, name: str, count: int) -> list[str]:
         """The first `count` strings of a stream."""
         return list(islice(self.stream(kind, name), count))
-
-
-def stable_seed(*parts: object) -> int:
-    """A 128-bit seed from any printable values; the same on every machine."""
-    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).digest()
-    return int.from_bytes(digest[:16])
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 
 from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.sources import find_files
 
 PUBLIC_FILES = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
@@ -88,18 +89,20 @@ def write_hotpotqa(path: Path, *, num_questions: int = 40) -> Path:
 def ruler_texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RulerTexts:
     if request.param == "public":
         return read_texts(
-            essays=[PUBLIC_FILES / "text" / "alice.txt", PUBLIC_FILES / "text" / "pride_and_prejudice.txt"],
-            squad=PUBLIC_FILES / "squad" / "dev-v2.0-cs224n.json",
-            hotpotqa=PUBLIC_FILES / "hotpotqa" / "hotpot_dev_distractor_100.json",
+            find_files(
+                [
+                    f"essays={PUBLIC_FILES / 'text' / 'alice.txt'}",
+                    f"essays={PUBLIC_FILES / 'text' / 'pride_and_prejudice.txt'}",
+                    f"squad={PUBLIC_FILES / 'squad' / 'dev-v2.0-cs224n.json'}",
+                    f"hotpotqa={PUBLIC_FILES / 'hotpotqa' / 'hotpot_dev_distractor_100.json'}",
+                ]
+            )
         )
     folder = tmp_path_factory.mktemp("texts")
     essay = folder / "essay.txt"
     essay.write_text(_prose(400, Random(0)))
-    return read_texts(
-        essays=[essay],
-        squad=write_squad(folder / "squad.json"),
-        hotpotqa=write_hotpotqa(folder / "hotpotqa.json"),
-    )
+    squad, hotpotqa = write_squad(folder / "squad.json"), write_hotpotqa(folder / "hotpotqa.json")
+    return read_texts(find_files([f"essays={essay}", f"squad={squad}", f"hotpotqa={hotpotqa}"]))
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
-from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words, split_of
+from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.benchmarks.splits import split_of
 from kvpolicy.errors import InputError
 
 Count = Callable[[Sample], int]

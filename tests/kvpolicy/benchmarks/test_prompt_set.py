@@ -3,7 +3,7 @@
 import pytest
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.benchmarks.registry import benchmark_names, tasks_of
+from kvpolicy.benchmarks.registry import tasks_of
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
 from kvpolicy.prompts import count_prompt_tokens, encode
 
@@ -16,9 +16,10 @@ def tokenizer(tiny_model):
 
 
 def _generate(tokenizer, config=CONFIG, *, split="train", num_samples_per_task=2, seed=0):
-    return generate_samples(
+    made = generate_samples(
         config, split=split, num_samples_per_task=num_samples_per_task, seed=seed, tokenizer=tokenizer
     )
+    return made.samples
 
 
 def test_a_set_has_every_task_in_turn(tokenizer):
@@ -52,10 +53,10 @@ def test_splits_share_nothing(tokenizer):
 
 
 def test_outside_texts_are_read_when_they_are_named(tokenizer, squad_file):
-    config = PromptConfig(tasks=("qa_1",), length_tokens=2400, squad=str(squad_file))
+    config = PromptConfig(tasks=("qa_1",), length_tokens=2400, data=(f"squad={squad_file}",))
     (sample,) = _generate(tokenizer, config, num_samples_per_task=1)
     assert sample.task == "qa_1"
-    assert list(config.read_texts().digests) == [str(squad_file)]
+    assert list(config.find_files().digests()) == [str(squad_file)]
 
 
 def test_the_defaults_need_nothing_from_outside():
@@ -66,14 +67,16 @@ def test_the_defaults_need_nothing_from_outside():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"benchmark": "rule"}, ("'rule'", *benchmark_names())),
         ({"tasks": ("juggling",)}, ("'juggling'", "niah_single_1", "vt")),
         ({"tasks": ()}, ("tasks is empty",)),
         ({"tasks": ("vt", "cwe", "vt")}, ("tasks", "vt", "twice")),
+        ({"data": ("prose=a.txt",)}, ("'prose'", "essays", "hellaswag")),
+        ({"data": ("a.txt",)}, ("'a.txt'", "SOURCE=PATH")),
+        ({"data": ("boolq=hub:google/boolq/file.parquet",)}, ("hub:owner/name@revision/path/in/repo",)),
         ({"length_tokens": 0}, ("length_tokens is 0",)),
-        ({"tasks": ("qa_1",)}, ("qa_1", "squad is not given")),
-        ({"tasks": ("qa_2",), "squad": "squad.json"}, ("qa_2", "hotpotqa is not given")),
-        ({"tasks": ("vt", "niah_single_2")}, ("niah_single_2", "essays is not given")),
+        ({"tasks": ("qa_1",)}, ("qa_1", "squad, which is not given", "--data squad=PATH", "SQuAD")),
+        ({"tasks": ("qa_2",), "data": ("squad=squad.json",)}, ("qa_2", "hotpotqa, which is not given")),
+        ({"tasks": ("vt", "niah_single_2")}, ("niah_single_2", "essays, which is not given")),
     ],
 )
 def test_a_wrong_configuration_is_refused_when_it_is_made(fails_in_one_line, changes, expected):
@@ -91,7 +94,7 @@ def test_a_length_that_no_prompt_fits_is_refused_with_the_task(tokenizer, fails_
     assert "vt" in message
 
 
-def test_a_text_that_is_not_there_is_named(tokenizer, fails_in_one_line, tmp_path):
+def test_a_file_that_is_not_there_is_named(tokenizer, fails_in_one_line, tmp_path):
     missing = tmp_path / "prose.txt"
-    config = PromptConfig(tasks=("niah_single_2",), essays=(str(missing),))
+    config = PromptConfig(tasks=("niah_single_2",), data=(f"essays={missing}",))
     assert str(missing) in fails_in_one_line(_generate, tokenizer, config)

@@ -151,10 +151,10 @@ def test_unknown_names_and_indices_are_refused(count_tokens: Count) -> None:
 
 @pytest.mark.parametrize(
     ("task", "file"),
-    [("niah_single_2", "essays .* plain text"), ("qa_1", "squad .*dev-v2.0.json"), ("qa_2", "hotpotqa .* HotpotQA")],
+    [("niah_single_2", "essays, .* plain text"), ("qa_1", "squad, .*dev-v2.0.json"), ("qa_2", "hotpotqa, .* HotpotQA")],
 )
 def test_a_missing_text_is_named_with_where_to_get_it(task: str, file: str, count_tokens: Count) -> None:
-    with pytest.raises(InputError, match=f"ruler/{task} needs a text that was not given: set {file}"):
+    with pytest.raises(InputError, match=f"task {task} needs {file}"):
         generate(task, split="test", index=0, seed=0, length_tokens=1000, count_tokens=count_tokens)
 
 

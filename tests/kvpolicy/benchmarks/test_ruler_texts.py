@@ -1,13 +1,18 @@
-import hashlib
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from kvpolicy.benchmarks.ruler import SPLITS, RulerTexts, read_texts
 from kvpolicy.benchmarks.ruler.tasks import RULER_TASKS
 from kvpolicy.benchmarks.ruler.texts import split_sentences
+from kvpolicy.benchmarks.sources import find_files
 from kvpolicy.errors import InputError
+
+
+def _read(**files: Path) -> RulerTexts:
+    return read_texts(find_files([f"{source}={path}" for source, path in files.items()]))
 
 
 def test_sentences_end_at_punctuation_but_not_at_abbreviations() -> None:
@@ -44,7 +49,7 @@ def test_no_text_reaches_two_splits(ruler_texts: RulerTexts) -> None:
 
 
 def test_unanswerable_questions_are_left_out_and_answers_are_distinct(squad_file: Path) -> None:
-    pools = read_texts(squad=squad_file).squad
+    pools = _read(squad=squad_file).squad
     asked = [question for split in SPLITS for question in pools[split].questions]
     assert len(asked) == 24 * 4
     assert all(question.text.startswith("When was") for question in asked)
@@ -59,35 +64,52 @@ def test_both_forms_of_hotpotqa_read_the_same(hotpotqa_file: Path, tmp_path: Pat
             entry[field] = {name: [row[place] for row in entry[field]] for place, name in enumerate(columns)}
     exported = tmp_path / "export.json"
     exported.write_text(json.dumps(entries))
-    assert read_texts(hotpotqa=exported).hotpotqa == read_texts(hotpotqa=hotpotqa_file).hotpotqa
+    assert _read(hotpotqa=exported).hotpotqa == _read(hotpotqa=hotpotqa_file).hotpotqa
 
 
-def test_the_digests_of_the_files_are_kept(squad_file: Path, tmp_path: Path) -> None:
-    texts = read_texts(squad=squad_file)
-    assert texts.digests == {str(squad_file): hashlib.sha256(squad_file.read_bytes()).hexdigest()}
-    assert read_texts().digests == {}
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_of_squad_read_as_the_published_file(suffix: str, squad_file: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": asked["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": asked["question"],
+            "answers": {name: [answer[name] for answer in asked["answers"]] for name in ("text", "answer_start")},
+        }
+        for article in json.loads(squad_file.read_text())["data"]
+        for paragraph in article["paragraphs"]
+        for asked in paragraph["qas"]
+    ]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    published, read = _read(squad=squad_file).squad, _read(squad=path).squad
+    assert read == published
 
 
-@pytest.mark.parametrize("content", ["not json", "[1, 2]", '{"data": [{"title": "T"}]}', "[]", '{"data": 3}'])
+@pytest.mark.parametrize("content", ["not json", '[{"title": "T"}]', '{"data": [{"title": "T"}]}', "{}", '{"data": 3}'])
 def test_a_file_of_another_format_is_named(content: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.json"
     file.write_text(content)
     with pytest.raises(InputError, match=r"broken\.json does not have the expected format .*SQuAD v2\.0 json"):
-        read_texts(squad=file)
+        _read(squad=file)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*none\.txt: No such file.*essays must be .*plain text"):
-        read_texts(essays=[tmp_path / "none.txt"])
+    with pytest.raises(InputError, match=r"essays file .*none\.txt does not exist.* plain text"):
+        _read(essays=tmp_path / "none.txt")
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
     with pytest.raises(InputError, match=r"latin\.txt is not UTF-8 text \(byte 3\)"):
-        read_texts(essays=[latin])
+        _read(essays=latin)
 
 
 def test_essays_that_are_too_short_for_a_split_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("One sentence only.")
-    texts = read_texts(essays=[file])
+    texts = _read(essays=file)
     with pytest.raises(InputError, match="no sentences for the train split: give more text"):
         texts.sentences(RULER_TASKS["niah_single_2"], "train")

@@ -1,0 +1,51 @@
+"""What is known of a task before any sample of it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvpolicy.benchmarks.sources import SOURCES
+
+GENERATED_METRICS = frozenset({"string_match", "rouge_l", "retrieval"})
+"""Metrics of a text that the model writes itself; the others are about probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInfo:
+    """A row of `kvp benchmarks`.
+
+    Attributes:
+        benchmark: Name of the benchmark.
+        version: Version of the benchmark; results of different versions are not compared.
+        task: Name of the task, unique over all benchmarks.
+        source: The source of outside files that the task needs (a name of `SOURCES`), or None.
+        metrics: What is measured beside the fidelity to the full cache, which is always.
+        max_new_tokens: Tokens that the model may generate; 0 where nothing is generated.
+        match: Whether the string match wants `all` references or `any`.
+        description: One line for people.
+    """
+
+    benchmark: str
+    version: str
+    task: str
+    source: str | None
+    metrics: tuple[str, ...]
+    max_new_tokens: int
+    description: str
+    match: Literal["all", "any"] = "all"
+
+    @property
+    def source_text(self) -> str | None:
+        """What the source is and how to get it, or None."""
+        return None if self.source is None else SOURCES[self.source]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the task runs without anything that the user must bring."""
+        return self.source is None
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the model's own answer is judged."""
+        return not GENERATED_METRICS.isdisjoint(self.metrics)
