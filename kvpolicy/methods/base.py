@@ -4,17 +4,20 @@ A method scores, and may share a budget among heads: kvpolicy.ranking selects an
 their parameters and nothing else; nothing stays behind on a model or between two calls.
 
 Legend: head = KV heads of the whole model, layer-major; group = query heads that share a KV head; token = cached
-tokens; query = the last tokens of the context whose queries are known; dim = head dimension.
+tokens; query = the last tokens of the context whose queries are known; probe = embeddings of a method's own that were
+run on top of the context; dim = head dimension.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.probe import ProbeStates
+from kvpolicy.attention.rotary import Rotary
 from kvpolicy.errors import InputError
 from kvpolicy.ranking import check_allocation, check_budget, kept_positions
 
@@ -35,6 +38,9 @@ class CacheState:
         scaling: The model's factor on query-key products.
         seed: Of this sample; only the random method uses it.
         importance: True attention mass that each token receives from the future; only the oracle uses it.
+        rotary: What turned the keys and queries to their positions (`kvpolicy.attention.rotary.read_rotary`); only
+            methods that say so need it.
+        probe: What the method's own `probe` became on top of this cache (`kvpolicy.attention.probe.run_probe`).
     """
 
     keys: Float[Tensor, "head token dim"]
@@ -45,6 +51,8 @@ class CacheState:
     scaling: float
     seed: int = 0
     importance: Float[Tensor, "head token"] | None = None
+    rotary: Rotary | None = None
+    probe: ProbeStates | None = None
 
     def __post_init__(self) -> None:
         """Check that the tensors describe one cache.
@@ -72,9 +80,21 @@ class CacheState:
             raise InputError(
                 f"cache state: {self.num_queries} queries for {num_tokens} tokens, expected at most one each"
             )
+        self._check_probe()
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise InputError(
                 f"cache state: {num_heads} heads do not divide into layers of num_kv_heads = {self.num_kv_heads}"
+            )
+
+    def _check_probe(self) -> None:
+        if self.probe is None:
+            return
+        num_heads, group, _, head_dim = self.queries.shape
+        probe = tuple(self.probe.queries.shape)
+        if (*probe[:2], probe[3]) != (num_heads, group, head_dim):
+            raise InputError(
+                f"cache state: queries of the probe have shape {probe}, expected ({num_heads}, {group}, probe, "
+                f"{head_dim}) as queries have shape {tuple(self.queries.shape)}"
             )
 
     @property
@@ -128,6 +148,8 @@ class Method(ABC):
             can, as chunked prefill and streaming ask of it.
         evicts: False only for the method that keeps everything.
         needs_importance: True only for the oracle.
+        needs_rotary: True for methods that turn queries back from their positions.
+        trained: What artifact a method is made from: `policy_set`, `soft_tokens`, or none.
     """
 
     name: ClassVar[str]
@@ -136,11 +158,18 @@ class Method(ABC):
     recompression_obstacle: ClassVar[str | None] = None
     evicts: ClassVar[bool] = True
     needs_importance: ClassVar[bool] = False
+    needs_rotary: ClassVar[bool] = False
+    trained: ClassVar[Literal["", "policy_set", "soft_tokens"]] = ""
 
     @property
     def num_queries(self) -> int | None:
         """Last queries of the context that scoring needs: 0 for none, None for all."""
         return 0
+
+    @property
+    def probe(self) -> Float[Tensor, "probe width"] | None:
+        """Embeddings that are to be run on top of the full cache before scoring; None for most methods."""
+        return None
 
     @abstractmethod
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:
@@ -211,3 +240,18 @@ def require_counts(method: str, minimum: int, **counts: int) -> None:
     for name, count in counts.items():
         if type(count) is not int or count < minimum:  # a bool is an int to isinstance
             raise InputError(f"method {method}: {name} is {count!r}, expected an integer of at least {minimum}")
+
+
+def require_share(method: str, **shares: float) -> None:
+    """Check parameters that are a share of something.
+
+    Args:
+        method: Whose parameters they are.
+        **shares: The parameters by name.
+
+    Raises:
+        InputError: If one is not a number from 0 to 1.
+    """
+    for name, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InputError(f"method {method}: {name} is {share!r}, expected a number from 0 to 1")

@@ -60,11 +60,7 @@ class LanguageModel:
         Raises:
             InputError: If a position is beyond what the model was made for, or a token has no embedding.
         """
-        if int(positions.max()) >= self.spec.max_positions:
-            raise InputError(
-                f"position {int(positions.max())} is beyond the model's {self.spec.max_positions} positions: "
-                "use shorter samples or a model with a longer context"
-            )
+        self._require_positions(positions)
         embeddings = self.network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]  # of transformers
         if int(token_ids.max()) >= embeddings:
             raise InputError(
@@ -79,6 +75,40 @@ class LanguageModel:
         )
         logits: Tensor = output.logits
         return logits
+
+    def run_embeddings(
+        self, embeddings: Float[Tensor, "row token width"], positions: Int[Tensor, "row token"]
+    ) -> Float[Tensor, "row token width"]:
+        """Run the network on embeddings in the place of tokens, for what the active session keeps of it.
+
+        Gradients flow to the embeddings where the caller allows them. They are cast to the network's type.
+
+        Returns:
+            The last hidden states.
+
+        Raises:
+            InputError: If a position is beyond what the model was made for, or the width is not the model's.
+        """
+        self._require_positions(positions)
+        width = self.network.get_input_embeddings().weight.shape[1]  # type: ignore[operator]  # of transformers
+        if embeddings.shape[-1] != width:
+            raise InputError(
+                f"embeddings have width {embeddings.shape[-1]}, the model's have {width}: they belong to another model"
+            )
+        output = self.network.get_decoder()(  # type: ignore[operator]  # of transformers
+            inputs_embeds=embeddings.to(self.device, self.dtype),
+            position_ids=positions.to(self.device),
+            use_cache=False,
+        )
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def _require_positions(self, positions: Int[Tensor, "row token"]) -> None:
+        if int(positions.max()) >= self.spec.max_positions:
+            raise InputError(
+                f"position {int(positions.max())} is beyond the model's {self.spec.max_positions} positions: "
+                "use shorter samples or a model with a longer context"
+            )
 
 
 def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = "cpu") -> LanguageModel:
