@@ -41,6 +41,7 @@ class LearnedPolicy(Method):
     name: ClassVar[str] = "kvp"
     description: ClassVar[str] = "KV Policy: a small network for every KV head, trained on future attention"
     reference: ClassVar[str] = "arXiv 2602.10238"
+    trained: ClassVar = "policy_set"
 
     policy: Scorer
 

@@ -6,14 +6,19 @@ A new method is one file and one line here; the tests then run on it as on all o
 import dataclasses
 
 from kvpolicy.errors import InputError
+from kvpolicy.methods.adakv import AdaKV
 from kvpolicy.methods.base import Method
+from kvpolicy.methods.expected_attention import ExpectedAttention
 from kvpolicy.methods.full import Full
 from kvpolicy.methods.h2o import H2O
+from kvpolicy.methods.judgeq import JudgeQ
 from kvpolicy.methods.keydiff import KeyDiff
 from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.lagkv import LagKV
 from kvpolicy.methods.learned import LearnedPolicy
+from kvpolicy.methods.learned_heads import LearnedHeads
 from kvpolicy.methods.oracle import Oracle
+from kvpolicy.methods.pyramidkv import PyramidKV
 from kvpolicy.methods.random import Random
 from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.methods.streaming_llm import StreamingLLM
@@ -21,7 +26,24 @@ from kvpolicy.methods.tova import TOVA
 
 _METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (LearnedPolicy, Random, StreamingLLM, KNorm, KeyDiff, LagKV, SnapKV, TOVA, H2O, Full, Oracle)
+    for method in (
+        LearnedPolicy,
+        LearnedHeads,
+        JudgeQ,
+        Random,
+        StreamingLLM,
+        KNorm,
+        KeyDiff,
+        LagKV,
+        ExpectedAttention,
+        SnapKV,
+        PyramidKV,
+        AdaKV,
+        TOVA,
+        H2O,
+        Full,
+        Oracle,
+    )
 }
 
 

@@ -1,12 +1,17 @@
-"""Tiny caches, and an agent that stands for a trained policy set."""
+"""Tiny caches, and what stands for a trained policy set and for trained soft tokens."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from kvpolicy.attention.probe import ProbeStates
+from kvpolicy.attention.rotary import Rotary
 from kvpolicy.methods.base import CacheState, Method
-from kvpolicy.methods.registry import make_method
+from kvpolicy.methods.registry import make_method, method_type
+
+NUM_PROBES = 5
 
 
 def _make_state(
@@ -36,6 +41,8 @@ def _make_state(
         scaling=dim**-0.5,
         seed=seed,
         importance=torch.rand(heads, num_tokens, generator=generator),
+        rotary=Rotary(frequencies=10.0 ** -torch.arange(dim // 2)[None], magnitudes=torch.ones(1)),
+        probe=ProbeStates(queries=draw(heads, group, NUM_PROBES, dim) * 2, keys=draw(heads, NUM_PROBES, dim)),
     )
 
 
@@ -44,8 +51,15 @@ class _SumAgent:
         return keys.sum(-1) + values.sum(-1) * 2 + positions / 100
 
 
+_ARTIFACTS = {
+    "": {},
+    "policy_set": {"policy": _SumAgent()},
+    "soft_tokens": {"soft_tokens": SimpleNamespace(embeddings=torch.zeros(NUM_PROBES, 4))},
+}
+
+
 def _make_any(name: str) -> Method:
-    return make_method(name, policy=_SumAgent()) if name == "kvp" else make_method(name)
+    return make_method(name, **_ARTIFACTS[method_type(name).trained])
 
 
 @pytest.fixture

@@ -1,23 +1,28 @@
 """What holds for every registered method, and the traps of selection that methods fall into together."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvpolicy.attention.probe import ProbeStates
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import CacheState, kept_by_method
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.ranking import NOT_KEPT, kept_positions
 
-NAMES = ("kvp", "random", "streaming_llm", "knorm", "keydiff", "lagkv", "snapkv", "tova", "h2o", "full", "oracle")
+NAMES = method_names()
 
 
 def test_names_are_in_the_order_of_tables():
-    assert method_names() == NAMES
+    learned = ("kvp", "kvp_heads", "judgeq")
+    by_cache = ("random", "streaming_llm", "knorm", "keydiff", "lagkv", "expected_attention")
+    by_attention = ("snapkv", "pyramidkv", "adakv", "tova", "h2o")
+    assert (*learned, *by_cache, *by_attention, "full", "oracle") == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,8 +32,7 @@ def test_every_method_describes_itself(name):
     assert "\n" not in method.description
     assert method.reference == "none" or method.reference.startswith("arXiv ")
     assert dataclasses.is_dataclass(method)
-    assert method.evicts == (name != "full")
-    assert method.needs_importance == (name == "oracle")
+    assert method.trained in {"", "policy_set", "soft_tokens"}
     assert method.recompression_obstacle is None or "\n" not in method.recompression_obstacle
 
 
@@ -49,13 +53,13 @@ def test_scores_are_finite_and_one_a_head_and_token(make_state, make_any, name, 
 def test_scores_stay_on_the_device_of_the_cache(make_state, make_any, name):
     # The meta device stands for an accelerator: mixing it with the CPU fails.
     state = make_state(300)
-    parts = {key: value.to("meta") for key, value in vars(state).items() if isinstance(value, torch.Tensor)}
-    assert make_any(name).score(_changed(state, **parts)).device.type == "meta"
+    elsewhere = _changed(state, **{key: _moved(value, "meta") for key, value in vars(state).items()})
+    assert make_any(name).score(elsewhere).device.type == "meta"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scoring_leaves_no_trace(make_state, make_any, name):
-    method, state = make_any(name), make_state(70)
+    method, state = make_any(name), make_state(90)
     before = {key: value.clone() for key, value in vars(state).items() if isinstance(value, torch.Tensor)}
     first = method.score(state).clone()
     method.score(make_state(40, seed=9))
@@ -79,12 +83,25 @@ def test_one_layer_at_a_time_scores_the_same(make_state, make_any, name):
     method, state = make_any(name), make_state(300)
     whole = method.score(state)
     for layer in range(2):
-        part = {
-            key: getattr(state, key)[2 * layer : 2 * layer + 2] for key in ("keys", "values", "queries", "importance")
-        }
-        torch.testing.assert_close(
-            method.score(type(state)(**{**vars(state), **part})), whole[2 * layer : 2 * layer + 2]
-        )
+        here = slice(2 * layer, 2 * layer + 2)
+        part = {key: getattr(state, key)[here] for key in ("keys", "values", "queries", "importance")}
+        part["probe"] = ProbeStates(queries=state.probe.queries[here], keys=state.probe.keys[here])
+        torch.testing.assert_close(method.score(type(state)(**{**vars(state), **part})), whole[here])
+
+
+def _moved(value: object, device: str) -> object:
+    if dataclasses.is_dataclass(value):
+        return type(value)(**{key: _moved(part, device) for key, part in vars(value).items()})
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_samples_makes_no_difference(make_state, make_any, name):
+    method, states = make_any(name), [make_state(num_tokens, seed=num_tokens) for num_tokens in (90, 64, 120)]
+    for order in itertools.permutations(range(3)):
+        scores = {index: method.score(states[index]) for index in order}
+        for index, state in enumerate(states):
+            assert torch.equal(scores[index], make_any(name).score(state))
 
 
 def _compact(state: CacheState, kept: torch.Tensor) -> CacheState:
@@ -99,6 +116,8 @@ def _compact(state: CacheState, kept: torch.Tensor) -> CacheState:
         scaling=state.scaling,
         seed=state.seed,
         importance=None if state.importance is None else state.importance[:, order],
+        rotary=state.rotary,
+        probe=state.probe,
     )
 
 
@@ -132,15 +151,48 @@ def test_repeated_compression_equals_one_for_methods_that_judge_tokens_alone(mak
         assert twice.tolist() == kept_positions(method.score(state), 30)[0].tolist(), name
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "full"])
-def test_a_method_keeps_its_budget_and_what_every_budget_keeps(make_state, make_any, name):
-    method, state = make_any(name), make_state(90)
-    for budget in (20, 37, 90):
-        kept = kept_by_method(method, state, method.score(state), budget)
-        assert int((kept != NOT_KEPT).sum()) == budget * state.num_heads
-        for row in kept.tolist():
-            own = [token for token in row if token != NOT_KEPT]
-            assert own == sorted(set(own)) and {*range(4), *range(74, 90)} <= set(own)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cache_that_was_compacted_by_head_is_ranked_or_the_obstacle_is_told(make_state, make_any, name):
+    """Positions differ by head, and the queries are those of the last chunk."""
+    method, state = make_any(name), make_state(150, num_queries=80)
+    kept = kept_positions(torch.rand(4, 150, generator=torch.Generator().manual_seed(0)), 100)
+    entries = kept[..., None].expand(-1, -1, 4)
+    compacted = CacheState(
+        keys=state.keys.gather(1, entries),
+        values=state.values.gather(1, entries),
+        queries=state.queries,
+        positions=kept,
+        num_kv_heads=2,
+        scaling=state.scaling,
+        rotary=state.rotary,
+    )
+    if method.recompression_obstacle is None:
+        scores = method.score(compacted)
+        assert scores.shape == (4, 100)
+        assert scores.isfinite().all()
+        assert kept_by_method(method, compacted, scores, 50).shape == (4, 50)
+    else:
+        assert "\n" not in method.recompression_obstacle
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(num_tokens=st.integers(20, 200), data=st.data())
+def test_a_method_keeps_its_budget_and_what_every_budget_keeps(make_state, make_any, name, num_tokens, data):
+    # The fixtures are plain functions, so sharing them between examples is harmless.
+    method, state = make_any(name), make_state(num_tokens, num_layers=3, seed=data.draw(st.integers(0, 2**32)))
+    scores = method.score(state)
+    small = data.draw(st.integers(20, num_tokens))
+    large = data.draw(st.integers(small, num_tokens))
+    kept = {budget: kept_by_method(method, state, scores, budget).tolist() for budget in (small, large)}
+    for budget, heads in kept.items():
+        assert sum(token != NOT_KEPT for head in heads for token in head) == budget * 6
+        for head in heads:
+            own = [token for token in head if token != NOT_KEPT]
+            assert own == sorted(set(own))
+            assert {*range(4), *range(num_tokens - 16, num_tokens)} <= set(head)
+    for few, many in zip(kept[small], kept[large], strict=True):
+        assert set(few) - {NOT_KEPT} <= set(many)
 
 
 @pytest.mark.parametrize("shares", [[20, 30, 30, 30], [10, 30, 30, 30], [30, 30, 30]])
@@ -155,7 +207,7 @@ def test_a_method_that_shares_a_budget_wrongly_is_refused(unchecked, make_state,
 
 
 def test_unknown_method_lists_the_names():
-    with pytest.raises(InputError, match=r"'h3o' is unknown, expected one of kvp, random, .*, full, oracle"):
+    with pytest.raises(InputError, match=r"'h3o' is unknown, expected one of kvp, kvp_heads, .*, full, oracle"):
         make_method("h3o")
 
 
@@ -171,6 +223,12 @@ def test_unknown_method_lists_the_names():
         ("streaming_llm", {"num_sink_tokens": True}, "num_sink_tokens is True"),
         ("tova", {"window_tokens": 3}, "unknown parameter window_tokens, expected none"),
         ("kvp", {}, "parameter policy is missing"),
+        ("kvp_heads", {"policy": None, "safeguard": 1.5}, "safeguard is 1.5, expected a number from 0 to 1"),
+        ("judgeq", {}, "parameter soft_tokens is missing"),
+        ("pyramidkv", {"beta": 0}, "beta is 0, expected an integer of at least 1"),
+        ("adakv", {"safeguard": True}, "safeguard is True"),
+        ("expected_attention", {"num_future_positions": 0}, "num_future_positions is 0"),
+        ("expected_attention", {"epsilon": -0.1}, "epsilon is -0.1, expected a number of at least 0"),
     ],
 )
 def test_wrong_parameters_are_one_clear_line(unchecked, name, parameters, message):
@@ -216,19 +274,12 @@ def _changed(state: CacheState, **fields: object) -> CacheState:
         ({"queries": torch.zeros(3, 3, 24, 4)}, "queries have shape"),
         ({"queries": torch.zeros(4, 3, 25, 4)}, "25 queries for 24 tokens"),
         ({"num_kv_heads": 3}, "4 heads do not divide"),
+        (
+            {"probe": ProbeStates(queries=torch.zeros(4, 2, 5, 4), keys=torch.zeros(4, 5, 4))},
+            "queries of the probe have shape",
+        ),
     ],
 )
 def test_a_cache_whose_parts_disagree_is_refused(unchecked, make_state, fields, message):
     with pytest.raises(InputError, match=message):
         _changed(make_state(), **fields)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(NAMES), num_tokens=st.integers(20, 90), data=st.data())
-def test_kept_sets_are_nested_in_the_budget(make_state, make_any, name, num_tokens, data):
-    # The fixtures are plain functions, so sharing them between examples is harmless.
-    scores = make_any(name).score(make_state(num_tokens, seed=data.draw(st.integers(0, 2**32))))
-    small = data.draw(st.integers(20, num_tokens))
-    large = data.draw(st.integers(small, num_tokens))
-    for few, many in zip(kept_positions(scores, small).tolist(), kept_positions(scores, large).tolist(), strict=True):
-        assert set(few) <= set(many)

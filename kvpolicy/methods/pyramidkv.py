@@ -1,0 +1,50 @@
+"""PyramidKV: SnapKV with more tokens for the first layers than for the last."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvpolicy.methods.allocation import UNEVEN_HEADS, pyramid_budgets
+from kvpolicy.methods.base import CacheState, require_counts
+from kvpolicy.methods.snapkv import SnapKV
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidKV(SnapKV):
+    """SnapKV's scores, with layer budgets that fall linearly (arXiv 2406.02069, section 4).
+
+    All heads of a layer keep the same number of tokens. How the budgets are made, and where they differ from the
+    authors' code, is told at `kvpolicy.methods.allocation.pyramid_budgets`.
+
+    Attributes:
+        beta: The last layer has 1 / beta of the mean budget beyond the window.
+    """
+
+    name: ClassVar[str] = "pyramidkv"
+    description: ClassVar[str] = "SnapKV, with layer budgets that fall linearly from the first layer to the last"
+    reference: ClassVar[str] = "arXiv 2406.02069"
+    recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
+
+    beta: int = 20
+
+    def __post_init__(self) -> None:
+        """Check the parameters.
+
+        Raises:
+            InputError: If a count is not a count or the kernel is even.
+        """
+        super().__post_init__()
+        require_counts(self.name, 1, beta=self.beta)
+
+    def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
+        """Share the budget among layers; neither the cache nor the scores matter for it."""
+        by_layer = pyramid_budgets(
+            budget,
+            num_layers=state.num_heads // state.num_kv_heads,
+            num_tokens=state.num_tokens,
+            window_tokens=self.window_tokens,
+            beta=self.beta,
+        )
+        return by_layer.repeat_interleave(state.num_kv_heads).to(scores.device)
