@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kvpolicy.policies.agent import BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy, policy_digest
 from kvpolicy.training import StepRecord, TrainConfig, train_agents
 from storage.catalog import Artifact, Catalog, RunRecorder
@@ -60,49 +61,46 @@ def train_heads(
     )
 
     def body(run: RunRecorder) -> None:
-        spec = model_spec(home, model)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        store = TraceStore(home.traces)
-        rows = snapshot_rows(store, snapshot)
-        kept = slice(*heads)
-        batches = shuffled_batches(
-            store,
-            [row for row in rows if row.split == TRAINING_SPLIT],
-            kept,
-            batch_sequences=config.batch_sequences,
-            seed=seed,
-            device=device,
-        )
-        heldout = [row for row in rows if row.split == HELDOUT_SPLIT]
-        records: list[StepRecord] = []
-        with closing(batches), freed_memory_kept(), progress("train", config.num_steps, "steps") as advance:
-
-            def on_step(record: StepRecord) -> None:
-                records.append(record)
-                cost = record.heldout_cost
-                advance(f"loss {record.loss:.3f}" + ("" if cost is None else f", held-out cost {cost.mean():.3f}"))
-
-            agents, cost = train_agents(
-                batches,
-                config,
-                num_heads=heads[1] - heads[0],
-                head_dim=spec.head_dim,
-                heldout=lambda: single_batches(store, heldout, kept, device),
-                seed=seed,
-                device=device,
-                on_step=on_step,
-            )
-        group = PolicySet(
-            agents=agents,
-            spec=dataclasses.replace(spec, num_layers=1, num_kv_heads=len(cost), num_query_heads=len(cost)),
-            model_digest=model.digest,
-            training={"first_head": heads[0], "seed": seed},
-        )
+        agents, cost, records = _train_group(home, model, snapshot, config, heads=heads, seed=seed)
+        count = heads[1] - heads[0]
+        spec = dataclasses.replace(model_spec(home, model), num_layers=1, num_kv_heads=count, num_query_heads=count)
+        training = {"first_head": heads[0], "seed": seed}
+        group = PolicySet(agents=agents, spec=spec, model_digest=model.digest, training=training)
         artifact = _save(home, group, f"heads {heads[0]} to {heads[1] - 1}", kind="head_group")
-        metadata = {"heldout_cost": cost.tolist(), "records": [_plain(record) for record in records]}
+        metadata = {"heldout_cost": cost, "records": [_plain(record) for record in records]}
         run.output("group", dataclasses.replace(artifact, metadata=metadata))
 
     return run_stage(home, stage, body, note_skip=False)
+
+
+def _train_group(
+    home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, heads: tuple[int, int], seed: int
+) -> tuple[BatchedAgents, list[float], list[StepRecord]]:
+    """Train on the traces of a snapshot; returns the agents, the held-out cost of each, and what every step said."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    store, kept = TraceStore(home.traces), slice(*heads)
+    rows = snapshot_rows(store, snapshot)
+    training, heldout = ([row for row in rows if row.split == split] for split in (TRAINING_SPLIT, HELDOUT_SPLIT))
+    batches = shuffled_batches(store, training, kept, batch_sequences=config.batch_sequences, seed=seed, device=device)
+    records: list[StepRecord] = []
+    with closing(batches), freed_memory_kept(), progress("train", config.num_steps, "steps") as advance:
+
+        def on_step(record: StepRecord) -> None:
+            records.append(record)
+            cost = record.heldout_cost
+            advance(f"loss {record.loss:.3f}" + ("" if cost is None else f", held-out cost {cost.mean():.3f}"))
+
+        agents, cost = train_agents(
+            batches,
+            config,
+            num_heads=heads[1] - heads[0],
+            head_dim=model_spec(home, model).head_dim,
+            heldout=lambda: single_batches(store, heldout, kept, device),
+            seed=seed,
+            device=device,
+            on_step=on_step,
+        )
+    return agents, cost.tolist(), records
 
 
 @stage_task("assemble-policy")
@@ -146,14 +144,7 @@ def assemble_policy(
 
     outcome = run_stage(home, stage, body)
     policy = trained_ref(home, outcome.outputs["policy"])
-    # Only what the catalog has is registered; doing it again changes nothing.
-    Tracking(home).register_policy(
-        name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
-        folder=policy.path,
-        run_id=outcome.mlflow_run_id,
-        tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
-        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
-    )
+    _register(home, model, snapshot, policy, run_id=outcome.mlflow_run_id)
     return policy, outcome
 
 
@@ -162,6 +153,17 @@ def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
     artifact = Catalog(home).artifact(artifact_id)
     return TrainedRef(
         artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
+    )
+
+
+def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: TrainedRef, *, run_id: str | None) -> None:
+    """Register what the catalog has; doing it again changes nothing."""
+    Tracking(home).register_policy(
+        name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
+        folder=policy.path,
+        run_id=run_id,
+        tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
+        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
     )
 
 
