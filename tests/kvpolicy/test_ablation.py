@@ -1,0 +1,85 @@
+"""Comparing objectives: means and differences by hand, intervals that contain them, and outcomes that do not fit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives, spread_heads
+from kvpolicy.objectives.registry import OBJECTIVES
+
+
+def _outcomes(objectives=("exact", "rloo", "mse"), seeds=(0, 1, 2), num_heads=40, shift=(0.0, 0.1, 0.5)):
+    draws = np.random.default_rng(0)
+    head = 1.2 + draws.random(num_heads)
+    return [
+        ObjectiveOutcome(
+            objective=name,
+            seed=seed,
+            heldout_cost=tuple(head + shift[index] + 0.02 * draws.random(num_heads)),
+            train_s=10.0 * (index + 1) + seed,
+        )
+        for index, name in enumerate(objectives)
+        for seed in seeds
+    ]
+
+
+def test_rows_are_means_over_heads_and_seeds_the_best_first():
+    outcomes = _outcomes()
+    rows = compare_objectives(outcomes[::-1], seed=0)
+    assert [row.objective for row in rows] == ["exact", "rloo", "mse"]
+    costs = {
+        name: np.mean([o.heldout_cost for o in outcomes if o.objective == name]) for name in ("exact", "rloo", "mse")
+    }
+    for row, seconds in zip(rows, (11.0, 21.0, 31.0), strict=True):
+        assert row.cost.mean == pytest.approx(costs[row.objective])
+        assert row.difference.mean == pytest.approx(costs[row.objective] - costs["exact"])
+        assert row.cost.low < row.cost.mean < row.cost.high
+        assert (row.num_seeds, row.train_s) == (3, pytest.approx(seconds))
+    assert (rows[0].difference.low, rows[0].difference.high, rows[0].heads_better) == (0.0, 0.0, 0.0)
+    # Heads differ by far more than objectives do; paired by head, the difference is sure all the same.
+    assert rows[1].difference.excludes_zero and rows[1].cost.low < rows[0].cost.high
+    assert rows[1].heads_better == 0.0
+
+
+def test_heads_better_is_the_share_below_the_reference():
+    first = ObjectiveOutcome(objective="exact", seed=0, heldout_cost=(1.5, 1.5, 1.5, 1.5), train_s=1.0)
+    second = ObjectiveOutcome(objective="mse", seed=0, heldout_cost=(1.4, 1.6, 1.5, 2.0), train_s=1.0)
+    rows = {row.objective: row for row in compare_objectives([first, second], seed=0)}
+    assert rows["mse"].heads_better == 0.25
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "named"),
+    [
+        (_outcomes(objectives=("rloo", "mse")), "no outcome of exact"),
+        (_outcomes()[1:], "8 outcomes of 3 objectives and 3 seeds"),
+        ([*_outcomes(), _outcomes()[0]], "10 outcomes"),
+        ([*_outcomes(seeds=(0,)), *_outcomes(seeds=(1,), num_heads=3)], "[3, 40] heads"),
+    ],
+    ids=["no-reference", "one-missing", "one-twice", "other-heads"],
+)
+def test_outcomes_that_do_not_fit_are_refused(fails_in_one_line, outcomes, named):
+    assert named in fails_in_one_line(compare_objectives, outcomes, seed=0)
+
+
+def test_objectives_are_checked_by_name(fails_in_one_line):
+    assert check_objectives(["mse", "exact"]) == ("mse", "exact")
+    assert "some of exact" in fails_in_one_line(check_objectives, [])
+    assert "reinforce, ppo unknown" in fails_in_one_line(check_objectives, ["reinforce", "exact", "ppo"])
+    assert "mse is named twice" in fails_in_one_line(check_objectives, ["mse", "exact", "mse"])
+    assert check_objectives(OBJECTIVES) == OBJECTIVES
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_spread_heads_are_as_many_as_asked_for_and_evenly_spaced(num_heads, count):
+    count = min(count, num_heads)
+    heads = range(num_heads)[spread_heads(num_heads, count)]
+    assert len(heads) == count
+    assert heads.step == num_heads // count
+    assert abs(heads[0] - (num_heads - 1 - heads[-1])) <= 1  # as far from the first head as from the last
+
+
+@pytest.mark.parametrize("count", [0, 91])
+def test_more_heads_than_there_are_cannot_be_spread(fails_in_one_line, count):
+    assert f"{count} of 90" in fails_in_one_line(spread_heads, 90, count)
