@@ -76,7 +76,9 @@ _LOOKS: dict[str, tuple[Outline, str]] = {
     "trace_snapshot": (_can, "#77AADD"),
     "head_group": (_cut, "#F3EBB8"),
     "policy_set": (_cut, "#EEDD88"),
+    "soft_tokens": (_cut, "#EEDD88"),
     "evaluation_shard": (_slanted, "#FFD3DB"),
+    "analysis_shard": (_slanted, "#FFD3DB"),
     "evaluation": (_slanted, "#FFAABB"),
     "curve": (_slanted, "#44BB99"),
 }

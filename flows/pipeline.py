@@ -4,6 +4,7 @@ Each flow may run alone: what it needs from earlier stages is found again in the
 travel, tensors do not.
 """
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -64,12 +65,16 @@ def train(
     seed: int = 0,
     choices: Choices = NO_CHOICES,
 ) -> StageReport:
-    """Train one policy per KV head on the collected traces."""
+    """Train one policy per KV head on the collected traces, with as many seeds as are judged; reports the first."""
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
         started = time.monotonic()
         snapshot = find_snapshot(plan)
-        policy, outcome = run_training(plan.home, plan.model, snapshot, plan.config.train, seed=seed)
-        return _report(policy.artifact_id, outcome, started)
+        trained = [
+            run_training(plan.home, plan.model, snapshot, plan.config.train, seed=own) for own in plan.policy_seeds
+        ]
+        policy, outcome = trained[0]
+        skipped = all(found.skipped for _, found in trained)
+        return _report(policy.artifact_id, dataclasses.replace(outcome, skipped=skipped), started)
 
 
 @flow(name="evaluate")
@@ -83,11 +88,9 @@ def evaluate(
     """Judge the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
         started = time.monotonic()
-        config, benchmark = plan.config.evaluate, plan.config.prompts.benchmark
-        policies = [find_policy(plan)] if "kvp" in config.methods else []
-        evaluation, outcome = run_evaluation(
-            plan.home, plan.model, policies, plan.test_prompts, config, benchmark=benchmark, seed=seed
-        )
+        config = plan.config.evaluate
+        policies = find_policies(plan) if config.needs("policy_set") else []
+        evaluation, outcome = run_evaluation(plan.home, plan.model, policies, plan.test_prompts, config, seed=seed)
         draw_figures(plan.home, evaluation)
         return _report(evaluation.artifact_id, outcome, started)
 
@@ -139,18 +142,19 @@ def find_snapshot(plan: Plan) -> SnapshotRef:
     return snapshot_ref(plan.home, found.outputs["snapshot"])
 
 
-def find_policy(plan: Plan) -> TrainedRef:
-    """The policy set that an evaluation of this plan judges.
+def find_policies(plan: Plan) -> list[TrainedRef]:
+    """The policy sets that an evaluation of this plan judges, one a seed.
 
     Raises:
-        InputError: If it was not trained.
+        InputError: If one was not trained.
     """
-    snapshot = find_snapshot(plan)
-    stage = training_stage(plan.model, snapshot, plan.config.train, seed=plan.seed)
-    found = find_completed(plan.home, stage)
-    if found is None:
-        raise InputError(
-            f"evaluate: {plan.home.path} has no policies for this model, preset, tasks, seed and code: "
-            f"run `kvp train --preset {plan.config.preset}` with the same options first"
-        )
-    return trained_ref(plan.home, found.outputs["policy"])
+    snapshot, policies = find_snapshot(plan), []
+    for seed in plan.policy_seeds:
+        found = find_completed(plan.home, training_stage(plan.model, snapshot, plan.config.train, seed=seed))
+        if found is None:
+            raise InputError(
+                f"evaluate: {plan.home.path} has no policies for this model, preset, tasks, seed and code: "
+                f"run `kvp train --preset {plan.config.preset}` with the same options first"
+            )
+        policies.append(trained_ref(plan.home, found.outputs["policy"]))
+    return policies

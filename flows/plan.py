@@ -34,9 +34,19 @@ class Plan:
     test_prompts: PromptsRef
 
     @property
+    def policy_seeds(self) -> range:
+        """Seed of each policy set that is trained."""
+        return policy_seeds(self.config, self.seed)
+
+    @property
     def collection(self) -> Stage:
         """The stage of the collection, whose key names its traces."""
         return collection_stage(self.model, (self.train_prompts, self.heldout_prompts), self.config.collect)
+
+
+def policy_seeds(config: PipelineConfig, seed: int) -> range:
+    """Seed of each policy set that takes part: the run's own, and those after it."""
+    return range(seed, seed + config.evaluate.num_policy_seeds)
 
 
 @contextmanager
@@ -64,10 +74,9 @@ def planned(*, preset: str, model: str, home: str | None, seed: int, choices: Ch
 def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -> Plan:
     """Write the prompts, and refuse what cannot work with them."""
 
-    def prompts(split: str, num_samples_per_task: int) -> PromptsRef:
-        written: PromptsRef = write_prompts(
-            home, model, config.prompts, split=split, num_samples_per_task=num_samples_per_task, seed=seed
-        )
+    def prompts(split: str) -> PromptsRef:
+        about, count = config.prompts_of(split)
+        written: PromptsRef = write_prompts(home, model, about, split=split, num_samples_per_task=count, seed=seed)
         return written
 
     plan = Plan(
@@ -75,9 +84,9 @@ def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -
         config=config,
         seed=seed,
         model=model,
-        train_prompts=prompts("train", config.collect.num_train_samples),
-        heldout_prompts=prompts("validation", config.collect.num_heldout_samples),
-        test_prompts=prompts("test", config.evaluate.num_samples),
+        train_prompts=prompts("train"),
+        heldout_prompts=prompts("validation"),
+        test_prompts=prompts("test"),
     )
     check_prompts(model, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config.evaluate)
     return plan

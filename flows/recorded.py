@@ -84,13 +84,14 @@ class Recorded:
         original: The run.
         config: Its configuration.
         parameters: Its parameters.
-        seed: Its seed.
+        seed: That was asked for.
+        own_seed: Its own; policy sets of one request have seeds of their own.
     """
 
     def __init__(self, home: Home, original: Original) -> None:
         self.home, self.original = home, original
         self.config, self.parameters = original.request.config, original.parameters
-        self.seed = original.request.seed
+        self.seed, self.own_seed = original.request.seed, original.row["seed"]
 
     def model(self) -> ModelRef:
         """The model."""
@@ -111,8 +112,8 @@ class Recorded:
         return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
 
     def policies(self) -> list[TrainedRef]:
-        """The policy sets, in their order."""
-        roles = [role for role in self.original.known.inputs if role.startswith("policy_")]
+        """The policy sets and soft tokens, in their order."""
+        roles = [role for role in self.original.known.inputs if role.startswith(("policy_", "soft_tokens_"))]
         return [trained_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
 
     def _whole(self, role: str, rests_on: str) -> Artifact:

@@ -123,8 +123,9 @@ def _compare(home: Home, original: Original, flow_run_id: str) -> Repetition:
 
 
 def _prompts(recorded: Recorded) -> None:
-    config, told = recorded.config.prompts, recorded.parameters
-    now = dict(config.read_texts().digests)
+    told = recorded.parameters
+    config, _ = recorded.config.prompts_of(told["split"])
+    now = config.find_files().digests()
     changed = sorted(path for path in {*now, *told["texts"]} if now.get(path) != told["texts"].get(path))
     if changed:
         raise InputError(f"text {changed[0]} is not what {recorded.original.known.run_id} read: put it back as it was")
@@ -157,14 +158,14 @@ def _collect_fragment(recorded: Recorded) -> None:
 
 def _train(recorded: Recorded) -> None:
     snapshot = recorded.snapshot()
-    run_training(recorded.home, recorded.model(), snapshot, recorded.config.train, seed=recorded.seed)
+    run_training(recorded.home, recorded.model(), snapshot, recorded.config.train, seed=recorded.own_seed)
 
 
 def _train_heads(recorded: Recorded) -> None:
     first, stop = recorded.parameters["heads"]
     snapshot = recorded.snapshot()
     train_heads(
-        recorded.home, recorded.model(), snapshot, recorded.config.train, heads=(first, stop), seed=recorded.seed
+        recorded.home, recorded.model(), snapshot, recorded.config.train, heads=(first, stop), seed=recorded.own_seed
     )
 
 
@@ -175,7 +176,6 @@ def _evaluate(recorded: Recorded) -> None:
         recorded.policies(),
         recorded.prompts(),
         recorded.config.evaluate,
-        benchmark=recorded.config.prompts.benchmark,
         seed=recorded.seed,
     )
 

@@ -9,6 +9,7 @@ from kvpolicy.collection import CollectConfig
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.training import TrainConfig
 from storage.home import Home
+from tasks.analyse import analyse_shard
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard
 from tasks.publish import evaluation_stage, publish_curves
@@ -50,21 +51,26 @@ def run_training(
 def run_evaluation(
     home: Home,
     model: ModelRef,
-    policies: Sequence[TrainedRef],
+    trained: Sequence[TrainedRef],
     prompts: PromptsRef,
     config: EvaluateConfig,
     *,
-    benchmark: str,
     seed: int,
 ) -> tuple[EvaluationRef, StageOutcome]:
     """Judge all examples, shard by shard, and publish the curves."""
-    stage = evaluation_stage(model, policies, prompts, config, benchmark=benchmark, seed=seed)
-    shards = []
+    stage = evaluation_stage(model, trained, prompts, config, seed=seed)
+    shards, analyses = [], []
     if find_completed(home, stage) is None:
         for first in range(0, prompts.num_samples, config.examples_per_shard):
-            shard, _ = evaluate_shard(home, model, policies, prompts, config, first=first, seed=seed)
+            shard, _ = evaluate_shard(home, model, trained, prompts, config, first=first, seed=seed)
             shards.append(shard)
+        # Prompts lie task by task in turn, so the first of every task are the first of all.
+        num_analysed = prompts.num_samples * config.num_analysed // config.num_samples
+        for first in range(0, num_analysed, config.examples_per_shard):
+            part = (first, min(first + config.examples_per_shard, num_analysed))
+            shard, _ = analyse_shard(home, model, trained, prompts, config, examples=part, seed=seed)
+            analyses.append(shard)
     published: tuple[EvaluationRef, StageOutcome] = publish_curves(
-        home, model, policies, prompts, stage, config=config, shards=shards
+        home, model, trained, prompts, stage, config=config, shards=shards, analyses=analyses
     )
     return published

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.plan import policy_seeds
 from flows.request import Request
+from kvpolicy.benchmarks.ruler import SPLITS
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import find_model
 from kvpolicy.pipeline import PipelineConfig
@@ -26,7 +28,7 @@ from tasks.references import ModelRef
 from tasks.stage import Stage, find_completed, lost_results
 from tasks.train import trained_ref, training_stage
 
-_COLLECT, _TRAIN, _EVALUATE = ("collect", ""), ("train", ""), ("evaluate", "")
+_COLLECT, _EVALUATE = ("collect", ""), ("evaluate", "")
 _RESULT = {"prompts": "prompts", "collect": "snapshot", "train": "policy", "evaluate": "evaluation"}
 
 
@@ -99,15 +101,9 @@ class _Check:
         config, texts, problems = self._told_now()
         model, lost = self._model_now(config)
         home, seed = self._home, self._request.seed
-        splits = {
-            "train": config.collect.num_train_samples,
-            "validation": config.collect.num_heldout_samples,
-            "test": config.evaluate.num_samples,
-        }
-        for split, count in splits.items():
-            stage = prompts_stage(
-                model, config.prompts, texts=texts, split=split, num_samples_per_task=count, seed=seed
-            )
+        for split in SPLITS:
+            about, count = config.prompts_of(split)
+            stage = prompts_stage(model, about, texts=texts, split=split, num_samples_per_task=count, seed=seed)
             yield from self._judge(("prompts", split), stage, {}, [*problems, *lost])
         refs = {split: prompts_ref(home, made, seed=seed) for (_, split), made in self._made.items()}
         if not {"train", "validation"} <= refs.keys():
@@ -115,19 +111,19 @@ class _Check:
         stage = collection_stage(model, (refs["train"], refs["validation"]), config.collect)
         reads = {f"prompts_{split}": ("prompts", split) for split in ("train", "validation")}
         yield from self._judge(_COLLECT, stage, reads, lost)
+        trainings = [("train", f"seed {own}") for own in policy_seeds(config, seed)]
         if _COLLECT in self._made:
             snapshot = snapshot_ref(home, self._made[_COLLECT])
-            stage = training_stage(model, snapshot, config.train, seed=seed)
-            yield from self._judge(_TRAIN, stage, {"snapshot": _COLLECT}, lost)
-        learned = "kvp" in config.evaluate.methods
-        if "test" not in refs or (learned and _TRAIN not in self._made):
+            for name, own in zip(trainings, policy_seeds(config, seed), strict=True):
+                stage = training_stage(model, snapshot, config.train, seed=own)
+                yield from self._judge(name, stage, {"snapshot": _COLLECT}, lost)
+        learned = trainings if config.evaluate.needs("policy_set") else []
+        if "test" not in refs or not self._made.keys() >= set(learned):
             return
-        policies = [trained_ref(home, self._made[_TRAIN])] if learned else []
-        stage = evaluation_stage(
-            model, policies, refs["test"], config.evaluate, benchmark=config.prompts.benchmark, seed=seed
-        )
-        reads = {"prompts": ("prompts", "test"), **{f"policy_{policy.seed}": _TRAIN for policy in policies}}
-        yield from self._judge(_EVALUATE, stage, reads, lost)
+        policies = [trained_ref(home, self._made[name]) for name in learned]
+        stage = evaluation_stage(model, policies, refs["test"], config.evaluate, seed=seed)
+        made_by = {f"policy_{policy.seed}": name for policy, name in zip(policies, learned, strict=True)}
+        yield from self._judge(_EVALUATE, stage, {"prompts": ("prompts", "test"), **made_by}, lost)
 
     def _judge(
         self, name: StageName, stage: Stage, reads: Mapping[str, StageName], problems: Sequence[Cause]
@@ -168,7 +164,7 @@ class _Check:
         """The configuration that preset and choices give now, the digests of outside texts, and what is wrong there."""
         config = self._request.config
         try:
-            texts = config.prompts.read_texts().digests  # the choices name these files, so a preset has no others
+            texts = config.prompts.find_files(fetch=False).digests()  # a preset has no others than the choices name
         except InputError as error:
             return config, {}, [Cause(kind="input", name="texts", recorded="read", now=str(error))]
         try:

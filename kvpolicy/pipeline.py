@@ -16,6 +16,7 @@ from kvpolicy.collection import CollectConfig
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
+from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.training import TrainConfig
 
 _SECTIONS = {"prompts": PromptConfig, "collect": CollectConfig, "train": TrainConfig, "evaluate": EvaluateConfig}
@@ -51,6 +52,25 @@ class PipelineConfig:
         """
         if self.dtype not in DTYPES:
             raise InputError(_unknown_dtype(self.dtype))
+        self.prompts_of("test")
+
+    def prompts_of(self, split: str) -> tuple[PromptConfig, int]:
+        """What the prompts of a split are about, and how many there are of each task.
+
+        Raises:
+            InputError: If a task that is judged on is unknown or lacks its data.
+        """
+        if split == "train":
+            return self.prompts, self.collect.num_train_samples
+        if split == "validation":
+            return self.prompts, self.collect.num_heldout_samples
+        judged = self.evaluate
+        about = dataclasses.replace(
+            self.prompts,
+            tasks=self.prompts.tasks if judged.tasks is None else judged.tasks,
+            length_tokens=self.prompts.length_tokens if judged.length_tokens is None else judged.length_tokens,
+        )
+        return about, judged.num_samples
 
     def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "PipelineConfig":
         """The same configuration with some fields of some sections changed.
@@ -144,6 +164,8 @@ def _read_part(place: str, part_type: type, values: Any, problems: list[str]) ->
         given: Any = tuple(value) if isinstance(value, list) else value
         if kind is None:
             problems.append(f"{own} is unknown")
+        elif kind is AgentConfig and isinstance(value, str):
+            fields |= _named_agent(own, value, problems)
         elif dataclasses.is_dataclass(kind):
             part = _read_part(own, kind, value, problems)  # type: ignore[arg-type]  # a class, as it is a type hint
             fields |= {} if part is None else {key: part}
@@ -156,6 +178,14 @@ def _read_part(place: str, part_type: type, values: Any, problems: list[str]) ->
     except InputError as error:
         problems.append(f"{place}: " + str(error).removeprefix(f"{place.rpartition('.')[2]}: "))
         return None
+
+
+def _named_agent(place: str, name: str, problems: list[str]) -> dict[str, AgentConfig]:
+    try:
+        return {"agent": AgentConfig.named(name)}
+    except InputError as error:
+        problems.append(f"{place}: {error}")
+        return {}
 
 
 def _fits(value: Any, kind: Any) -> bool:

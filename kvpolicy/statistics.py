@@ -45,6 +45,11 @@ class Interval:
     smallest_stratum: int
 
     @property
+    def ends(self) -> tuple[float, float] | tuple[None, None]:
+        """Both ends; none where a stratum has one example, whose spread is unknown."""
+        return (None, None) if self.smallest_stratum == 1 else (self.low, self.high)
+
+    @property
     def excludes_zero(self) -> bool:
         """Whether the sign is established; never where a stratum has one example, whose spread is unknown."""
         return self.smallest_stratum > 1 and (self.low > 0.0 or self.high < 0.0)

@@ -14,10 +14,9 @@ from storage.artifacts import Artifact
 from storage.catalog import Catalog, CompletedRun
 from storage.tables import quote
 
-# Whole stages, and what of their parameters tells two of one request apart.
-_STAGES: Mapping[str, str] = {"prompts": "split", "collect": "", "train": "", "evaluate": ""}
-_MADE_BY_STAGES = frozenset({"prompts", "trace_snapshot", "policy_set"})
-StageName = tuple[str, str]  # stage, and the split of its prompts or ""
+_STAGES = ("prompts", "collect", "train", "train-soft-tokens", "evaluate")
+_MADE_BY_STAGES = frozenset({"prompts", "trace_snapshot", "policy_set", "soft_tokens"})
+StageName = tuple[str, str]  # a whole stage, and what tells two of one request apart: split, seed or nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,10 @@ class StageRun:
     @property
     def name(self) -> StageName:
         """Which stage of its request it is."""
-        return self.row["stage"], str(self.parameters.get(_STAGES[self.row["stage"]], ""))
+        stage = str(self.row["stage"])
+        if stage.startswith("train"):
+            return stage, f"seed {self.row['seed']}"
+        return stage, str(self.parameters["split"]) if stage == "prompts" else ""
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ import torch
 
 from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.benchmarks.sample import Sample
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, Score, evaluate_example
@@ -71,14 +70,6 @@ def evaluate_shard(
 ) -> tuple[ShardRef, StageOutcome]:
     """Judge examples `first` to `first + examples_per_shard` of a set by every method at every budget."""
     stop = min(first + config.examples_per_shard, prompts.num_samples)
-    judged = {
-        "contenders": list(config.contenders),
-        "budgets": list(config.budgets),
-        "settings": list(config.settings),
-        "num_random_seeds": config.num_random_seeds,
-        "num_generated": config.num_generated,
-        "max_answer_tokens": config.max_answer_tokens,
-    }
     stage = Stage(
         name="evaluate-shard",
         module=__name__,
@@ -87,13 +78,20 @@ def evaluate_shard(
             "prompts": prompts.artifact_id,
             **{reference.role: reference.artifact_id for reference in trained},
         },
-        parameters={**judged, "dtype": model.dtype, "first": first, "stop": stop},
+        parameters={
+            **judged_parameters(config),
+            "num_generated": config.num_generated,
+            "max_answer_tokens": config.max_answer_tokens,
+            "dtype": model.dtype,
+            "first": first,
+            "stop": stop,
+        },
         seed=seed,
     )
 
     def body(run: RunRecorder) -> None:
         language_model = load_model(model)
-        contenders = _contenders(config, trained, model, str(language_model.device))
+        contenders = make_contenders(config, trained, model, str(language_model.device))
         scores, costs, samples = [], [], []
         tasks = [sample.task for sample in read_samples(prompts)]
         with progress("evaluate", stop - first, "examples") as advance:
@@ -109,7 +107,7 @@ def evaluate_shard(
                     generate=tasks[:index].count(task) < config.num_generated,
                     max_answer_tokens=config.max_answer_tokens,
                 )
-                scores += [_score_row(example.sample, score) for score in result.scores]
+                scores += [score_row(example.sample, score) for score in result.scores]
                 costs += _cost_rows(example.sample.sample_id, result)
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)
@@ -126,6 +124,16 @@ def evaluate_shard(
     return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
 
 
+def judged_parameters(config: EvaluateConfig) -> dict[str, Any]:
+    """Who is judged, at which budgets and in which settings, as parameters of a stage."""
+    return {
+        "contenders": list(config.contenders),
+        "budgets": list(config.budgets),
+        "settings": list(config.settings),
+        "num_random_seeds": config.num_random_seeds,
+    }
+
+
 def read_scores(shards: Sequence[ShardRef]) -> list[ExampleScore]:
     """Scores of all examples of some shards."""
     return [ExampleScore(**row) for shard in shards for row in read_rows(Path(shard.path) / SCORES)]
@@ -136,7 +144,7 @@ def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     return [row for shard in shards for row in read_rows(Path(shard.path) / COSTS)]
 
 
-def _contenders(
+def make_contenders(
     config: EvaluateConfig, trained: Sequence[TrainedRef], model: ModelRef, device: str
 ) -> list[Contender]:
     """Every method with every seed that it takes part with."""
@@ -158,7 +166,8 @@ def _load_trained(reference: TrainedRef, model: ModelRef, device: str) -> Policy
     return made
 
 
-def _score_row(sample: Sample, score: Score) -> dict[str, Any]:
+def score_row(sample: Sample, score: Score) -> dict[str, Any]:
+    """A score with the sample that it is of."""
     own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
     return own | dataclasses.asdict(score)
 

@@ -76,6 +76,11 @@ class TrainedRef:
     path: str
     seed: int
 
+    @property
+    def role(self) -> str:
+        """What it is to a run that reads it."""
+        return f"{'policy' if self.kind == 'policy_set' else self.kind}_{self.seed}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRef:

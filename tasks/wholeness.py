@@ -49,19 +49,25 @@ def _same_policy(folder: Path, digest: str) -> bool:
         return False
 
 
-def _readable(place: Path, digest: str) -> bool:
-    del digest  # the files carry one of their own, of their rows
-    try:
-        for path in [place] if place.is_file() else [place / "scores.parquet", place / "costs.parquet"]:
-            read_rows(path)
-    except StorageError:
-        return False
-    return True
+def _readable(*names: str) -> Callable[[Path, str], bool]:
+    """A check of a file of rows, or of those in a folder that are named."""
+
+    def check(place: Path, digest: str) -> bool:
+        del digest  # the files carry one of their own, of their rows
+        try:
+            for path in [place / name for name in names] or [place]:
+                read_rows(path)
+        except StorageError:
+            return False
+        return True
+
+    return check
 
 
 _CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
     "policy_set": _same_policy,
     "head_group": _same_policy,
-    "prompts": _readable,
-    "evaluation_shard": _readable,
+    "prompts": _readable(),
+    "evaluation_shard": _readable("scores.parquet", "costs.parquet"),
+    "analysis_shard": _readable("scores.parquet", "findings.parquet"),
 }

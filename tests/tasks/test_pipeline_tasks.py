@@ -68,7 +68,7 @@ def policy(home, model, collected):
 
 @pytest.fixture(scope="module")
 def stage(model, policy, prompts):
-    return evaluation_stage(model, [policy], prompts("test", 2), EVALUATE, benchmark="ruler", seed=0)
+    return evaluation_stage(model, [policy], prompts("test", 2), EVALUATE, seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,16 @@ from collections import Counter
 import pytest
 import torch
 
-import kvpolicy.evaluation as module
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.ruler import generate
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation import Contender, evaluate_example
+from kvpolicy.evaluation import Contender, evaluate_example, measure
+from kvpolicy.evaluation import example as example_module
+from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.registry import make_method, method_names
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import count_prompt_tokens, encode
 from kvpolicy.ranking import kept_positions
 
@@ -65,34 +64,20 @@ def _greedy_text(network, model, example):
     return model.tokenizer.decode(new[: new.index(end)] if end in new else new)
 
 
-def _contenders(model, names):
-    spec = model.spec
-    agents = BatchedAgents(
-        AgentConfig(width=8, position_dim=8),
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        generator=torch.Generator().manual_seed(0),
-    )
-    policy = PolicySet(agents=agents, spec=spec, model_digest="", training={})
-    return [
-        Contender(method=make_method(name, **({"policy": policy} if name == "kvp" else {})), seed=0) for name in names
-    ]
-
-
 def _table(result):
     return {
         (score.setting, score.method, score.seed, score.budget, score.metric): score.value for score in result.scores
     }
 
 
-def test_the_full_cache_is_the_model_itself(model, network):
+def test_the_full_cache_is_the_model_itself(model, network, make_contenders):
     example = _example(model)
     # What the model says decides the references: a part it says, a part it does not.
     text = _greedy_text(network, model, example)
     example = _example(model, references=(text[4:9], "never said", text[:3], "nor this"))
     expected = score_answer(example.sample, text)
     assert expected == 0.5
-    table = _table(evaluate_example(model, example, _contenders(model, ["full"]), BUDGETS))
+    table = _table(evaluate_example(model, example, make_contenders(model, ["full"]), BUDGETS))
     for setting, budget in itertools.product(SETTINGS, BUDGETS):
         assert table[setting, "full", 0, budget, "kl"] < 1e-6
         assert table[setting, "full", 0, budget, "kl_answer"] < 1e-6
@@ -100,19 +85,19 @@ def test_the_full_cache_is_the_model_itself(model, network):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_keeping_the_whole_context_equals_full(model, network, setting):
+def test_keeping_the_whole_context_equals_full(model, network, setting, make_contenders):
     text = _greedy_text(network, model, _example(model))
     example = _example(model, references=(text[2:8], "never said"))
     whole = len(example.context_ids) + (len(example.question_ids) if setting == "query_aware" else 0)
     names = [name for name in method_names() if name != "full"]
-    table = _table(evaluate_example(model, example, _contenders(model, names), [whole], settings=[setting]))
+    table = _table(evaluate_example(model, example, make_contenders(model, names), [whole], settings=[setting]))
     assert {key[1] for key in table} == set(names)
     for key, value in table.items():
         assert value == (0.5 if key[-1] == "string_match" else pytest.approx(0.0, abs=1e-6)), key
 
 
-def test_there_is_a_score_for_everything_and_only_once(model):
-    contenders = [*_contenders(model, method_names()), Contender(method=make_method("random"), seed=1)]
+def test_there_is_a_score_for_everything_and_only_once(model, make_contenders):
+    contenders = [*make_contenders(model, method_names()), Contender(method=make_method("random"), seed=1)]
     result = evaluate_example(model, _example(model), contenders, BUDGETS)
     counted = Counter((s.setting, s.method, s.seed, s.budget, s.metric) for s in result.scores)
     expected = {
@@ -134,14 +119,14 @@ def test_there_is_a_score_for_everything_and_only_once(model):
             torch.testing.assert_close(values, torch.ones(model.spec.num_heads))
 
 
-def test_without_generation_the_other_scores_are_the_same(model):
-    example, contenders = _example(model), _contenders(model, ["full", "knorm", "snapkv"])
+def test_without_generation_the_other_scores_are_the_same(model, make_contenders):
+    example, contenders = _example(model), make_contenders(model, ["full", "knorm", "snapkv"])
     quick = _table(evaluate_example(model, example, contenders, BUDGETS, generate=False))
     whole = _table(evaluate_example(model, example, contenders, BUDGETS))
     assert quick == {key: pytest.approx(value, abs=1e-6) for key, value in whole.items() if key[-1] != "string_match"}
 
 
-def test_one_prefill_serves_everything(model):
+def test_one_prefill_serves_everything(model, make_contenders):
     example = _example(model)
     starts = []
 
@@ -150,17 +135,18 @@ def test_one_prefill_serves_everything(model):
 
     hook = model.network.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        evaluate_example(model, example, _contenders(model, method_names()), BUDGETS)
+        evaluate_example(model, example, make_contenders(model, method_names()), BUDGETS)
     finally:
         hook.remove()
     num_tokens = len(example.context_ids) + len(example.question_ids) + len(example.answer_ids)
-    assert [start for start in starts if start[0] < len(example.context_ids)] == [(0, num_tokens)]
+    # The few tokens that prove how queries turn are no prefill of the example.
+    assert [start for start in starts if start[0] == 0 and start[1] > 8] == [(0, num_tokens)]
     assert starts[0] == (0, num_tokens)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["knorm", "h2o", "oracle", "snapkv"])
-def test_fidelity_against_a_slow_computation(model, network, setting, name):
+def test_fidelity_against_a_slow_computation(model, network, setting, name, make_contenders):
     # Scores from the method's own state made anew, a cache of one row, one token at a time, KL by log-softmax.
     example = _example(model)
     n = len(example.context_ids) + (len(example.question_ids) if setting == "query_aware" else 0)
@@ -170,7 +156,7 @@ def test_fidelity_against_a_slow_computation(model, network, setting, name):
     whole = prefill(model, ids, num_queries=len(ids))
     group = model.spec.group_size
     attention = torch.cat([layer[0].unflatten(0, (-1, group)).amax(dim=1) for layer in out.attentions])
-    state = module.CacheState(
+    state = CacheState(
         keys=whole.keys[:, :n],
         values=whole.values[:, :n],
         queries=whole.queries[:, :, :n],
@@ -190,7 +176,7 @@ def test_fidelity_against_a_slow_computation(model, network, setting, name):
         divergences.append((p.exp() * (p - q)).sum().item())
     first_of_answer = max(0, len(example.question_ids) - 1) if setting == "query_agnostic" else 0
     table = _table(
-        evaluate_example(model, example, _contenders(model, [name]), [33], settings=[setting], generate=False)
+        evaluate_example(model, example, make_contenders(model, [name]), [33], settings=[setting], generate=False)
     )
     expected = sum(divergences) / len(divergences)
     of_answer = divergences[first_of_answer:]
@@ -201,7 +187,7 @@ def test_fidelity_against_a_slow_computation(model, network, setting, name):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch):
+def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch, make_contenders):
     # Decoded anew from a cache of one row, with a pass a token.
     example = _example(model, references=("never said",))
     n = len(example.context_ids) + (len(example.question_ids) if setting == "query_aware" else 0)
@@ -227,18 +213,18 @@ def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch):
         position = torch.tensor([[len(ids) + step]])
         logits = cache.run(model, torch.tensor([[tokens[-1]]]), position, num_logits=1)[0, 0]
     said = []
-    monkeypatch.setattr(module, "score_answer", lambda sample, text: said.append(text) or 0.0)
+    monkeypatch.setattr(measure, "score_answer", lambda sample, text: said.append(text) or 0.0)
     monkeypatch.setattr(KNorm, "score", lambda method, state: scores)  # ties in norms would hang on rounding
-    evaluate_example(model, example, _contenders(model, ["full", "knorm"]), [24], settings=[setting])
+    evaluate_example(model, example, make_contenders(model, ["full", "knorm"]), [24], settings=[setting])
     assert model.tokenizer.decode(tokens) in said[-2:]  # the last two are the answers of the two rows
 
 
-def test_small_batches_score_as_large_ones(model, monkeypatch):
-    example, contenders = _example(model), _contenders(model, ["full", "knorm", "tova", "random"])
+def test_small_batches_score_as_large_ones(model, monkeypatch, make_contenders):
+    example, contenders = _example(model), make_contenders(model, ["full", "knorm", "tova", "random"])
     large = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(module, "_MAX_BATCH_ENTRIES", 100)
+    monkeypatch.setattr(example_module, "_MAX_BATCH_ENTRIES", 100)
     small = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(module, "_MAX_BATCH_LOGITS", 1)
+    monkeypatch.setattr(example_module, "_MAX_BATCH_LOGITS", 1)
     single = _table(evaluate_example(model, example, contenders, BUDGETS))
     for other in (small, single):
         assert other == {key: pytest.approx(value, abs=2e-5) for key, value in large.items()}
@@ -261,30 +247,30 @@ def test_random_differs_by_seed_and_by_example_and_repeats(model):
 @pytest.mark.parametrize(
     ("budget", "setting"), [(19, "query_agnostic"), (10_000, "query_agnostic"), (19, "query_aware")]
 )
-def test_budgets_out_of_range_are_one_line(model, fails_in_one_line, budget, setting):
+def test_budgets_out_of_range_are_one_line(model, fails_in_one_line, budget, setting, make_contenders):
     message = fails_in_one_line(
-        evaluate_example, model, _example(model), _contenders(model, ["knorm"]), [33, budget], settings=[setting]
+        evaluate_example, model, _example(model), make_contenders(model, ["knorm"]), [33, budget], settings=[setting]
     )
     assert f"{budget} tokens" in message
 
 
-def test_an_unknown_setting_is_one_line(model, fails_in_one_line):
+def test_an_unknown_setting_is_one_line(model, fails_in_one_line, make_contenders):
     message = fails_in_one_line(
-        evaluate_example, model, _example(model), _contenders(model, ["knorm"]), [33], settings=["question_aware"]
+        evaluate_example, model, _example(model), make_contenders(model, ["knorm"]), [33], settings=["question_aware"]
     )
     assert "'question_aware'" in message and "query_agnostic" in message
 
 
-def test_an_example_beyond_the_models_positions_is_one_line(tiny_model, fails_in_one_line):
+def test_an_example_beyond_the_models_positions_is_one_line(tiny_model, fails_in_one_line, make_contenders):
     model = tiny_model("llama", max_position_embeddings=64)
-    message = fails_in_one_line(evaluate_example, model, _example(model), _contenders(model, ["knorm"]), [33])
+    message = fails_in_one_line(evaluate_example, model, _example(model), make_contenders(model, ["knorm"]), [33])
     assert "64 positions" in message
 
 
 @pytest.mark.parametrize("family", ["llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma"])
-def test_every_family_is_evaluated(tiny_model, family):
+def test_every_family_is_evaluated(tiny_model, family, make_contenders):
     model = tiny_model(family)
-    table = _table(evaluate_example(model, _example(model), _contenders(model, method_names()), BUDGETS))
+    table = _table(evaluate_example(model, _example(model), make_contenders(model, method_names()), BUDGETS))
     for setting in SETTINGS:
         assert all(table[setting, "full", 0, budget, "kl"] < 1e-5 for budget in BUDGETS)
         assert all(table[setting, name, 0, 33, "kl"] > 1e-4 for name in method_names() if name != "full")
@@ -292,7 +278,7 @@ def test_every_family_is_evaluated(tiny_model, family):
         assert table[setting, "oracle", 0, 20, "kl"] == pytest.approx(table[setting, "random", 0, 20, "kl"], abs=1e-5)
 
 
-def test_the_embedded_model_finds_a_needle_that_random_eviction_loses(embedded_model):
+def test_the_embedded_model_finds_a_needle_that_random_eviction_loses(embedded_model, make_contenders):
     sample = generate(
         "niah_single_1",
         split="test",
@@ -302,7 +288,7 @@ def test_the_embedded_model_finds_a_needle_that_random_eviction_loses(embedded_m
         count_tokens=lambda sample: count_prompt_tokens(sample, embedded_model.tokenizer),
     )
     example = encode(sample, embedded_model.tokenizer)
-    contenders = _contenders(embedded_model, ["full", "oracle", "random"])
+    contenders = make_contenders(embedded_model, ["full", "oracle", "random"])
     table = _table(evaluate_example(embedded_model, example, contenders, [64], settings=SETTINGS[:1]))
     assert table["query_agnostic", "full", 0, 64, "string_match"] == 1.0
     assert table["query_agnostic", "full", 0, 64, "kl"] < 0.02  # bfloat16: other shapes round otherwise

@@ -1,0 +1,18 @@
+"""Judging every method at every budget on one example, from one prefill (DESIGN: evaluation protocol)."""
+
+from kvpolicy.evaluation.analysis import analyse_example
+from kvpolicy.evaluation.config import EvaluateConfig
+from kvpolicy.evaluation.example import evaluate_example
+from kvpolicy.evaluation.results import AnalysisResult, Contender, ExampleResult, Finding, HeadCosts, Score
+
+__all__ = [
+    "AnalysisResult",
+    "Contender",
+    "EvaluateConfig",
+    "ExampleResult",
+    "Finding",
+    "HeadCosts",
+    "Score",
+    "analyse_example",
+    "evaluate_example",
+]
