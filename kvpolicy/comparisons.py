@@ -10,7 +10,7 @@ anything, too small.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -83,13 +83,12 @@ def is_contender(method: str) -> bool:
 
 
 def is_heuristic(method: str) -> bool:
-    """Whether a method is a contender that learns nothing: it is made without anything that was trained.
+    """Whether a method is a contender that is made from nothing that was trained.
 
     Raises:
         InputError: If there is no such method.
     """
-    given = [entry for entry in fields(method_type(method)) if entry.default is MISSING]
-    return is_contender(method) and not given
+    return is_contender(method) and not method_type(method).trained
 
 
 def compare_methods(

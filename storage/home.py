@@ -17,7 +17,7 @@ from pathlib import Path
 
 from storage.errors import StorageError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _MARKER = "home.json"
 
 

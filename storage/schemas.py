@@ -88,7 +88,7 @@ SAMPLES = _table(
 )
 
 HEADS = _table(
-    "outcome of training for each KV head",
+    "outcome of training for each KV head, and the shape of its importance on held-out traces",
     _field("policy_set_id", _TEXT, "artifact of the policy set"),
     _field("model_digest", _TEXT, "digest of the model"),
     _field("head", _INT, "layer * KV heads per layer + KV head"),
@@ -97,6 +97,25 @@ HEADS = _table(
     _field("kv_head", _INT, "KV head within the layer"),
     _field("heldout_cost", _FLOAT, "normalised eviction cost on held-out traces; 1 is optimal"),
     _field("steps", _INT, "training steps"),
+    _field("zipf_slope", _FLOAT, "importance falls as rank to minus this; empty where it has no slope", nullable=True),
+    _field("effective_tokens", _FLOAT, "exp of the entropy of importance, in tokens", nullable=True),
+    _field(
+        "rank_deviation",
+        _FLOAT,
+        "mean squared distance of the head's ranks, from 0 to 1, from the mean over heads",
+        nullable=True,
+    ),
+    _RUN_ID,
+)
+
+HEAD_PAIRS = _table(
+    "how alike two KV heads rank, by importance on held-out traces; every pair once, and no head with itself",
+    _field("policy_set_id", _TEXT, "artifact of the policy set whose held-out traces they are"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("head_a", _INT, "the lower head: layer * KV heads per layer + KV head"),
+    _field("head_b", _INT, "the higher head"),
+    _field("spearman", _FLOAT, "rank correlation, mean over samples; empty where a head has no order", nullable=True),
+    _field("n", _INT, "samples"),
     _RUN_ID,
 )
 
@@ -138,10 +157,54 @@ CURVES = _table(
     _CREATED_AT,
 )
 
+COMPARISONS = _table(
+    "every method against every other at every budget, mean over tasks; each pair in both orders",
+    _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("benchmark", _TEXT, "benchmark"),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("metric", _TEXT, "metric"),
+    _field("budget", _INT, "entries kept per KV head, in tokens"),
+    _field("method", _TEXT, "the method that is better or worse"),
+    _field("other", _TEXT, "the one it is compared with"),
+    _field("difference", _FLOAT, "method minus other, paired by sample, seeds averaged"),
+    _field("ci_low", _FLOAT, "lower end of the interval over samples and seeds", nullable=True),
+    _field("ci_high", _FLOAT, "upper end of the interval over samples and seeds", nullable=True),
+    _field("confidence", _FLOAT, "share of the bootstrap resamples in which the method is better; ties count half"),
+    _field("verdict", _TEXT, "better or worse where the interval excludes 0, else undecided"),
+    _field("is_contest", _BOOL, "whether both evict and neither knows the future"),
+    _field("is_best_baseline", _BOOL, "whether the other is the heuristic with the best mean at this budget"),
+    _field("n", _INT, "samples"),
+    _field("num_seeds", _INT, "seeds of the method"),
+    _field("other_num_seeds", _INT, "seeds of the other"),
+    _field("seed_std", _FLOAT, "standard deviation of the method's mean over its seeds", nullable=True),
+    _RUN_ID,
+)
+
+FINDINGS = _table(
+    "what analyses of an evaluation found that is no curve: nested best sets, one token left out",
+    _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("benchmark", _TEXT, "benchmark"),
+    _field("setting", _TEXT, "query_aware or query_agnostic"),
+    _field("analysis", _TEXT, "nestedness or leave_one_out"),
+    _field("quantity", _TEXT, "overlap, excess_missed_mass or spearman"),
+    _field("method", _TEXT, "eviction method"),
+    _field("seed", _INT, "seed"),
+    _field("budget", _INT, "entries kept per KV head, in tokens", nullable=True),
+    _field("larger_budget", _INT, "budget whose cache that was chosen from", nullable=True),
+    _field("value", _FLOAT, "mean over the samples"),
+    _field("ci_low", _FLOAT, "lower end of the bootstrap interval", nullable=True),
+    _field("ci_high", _FLOAT, "upper end of the bootstrap interval", nullable=True),
+    _field("n", _INT, "samples"),
+    _RUN_ID,
+)
+
 SCORES = _table(
     "scores of single samples, for paired comparisons",
     _field("evaluation_id", _TEXT, "artifact of the evaluation"),
     _field("sample_id", _TEXT, "sample"),
+    _field("benchmark", _TEXT, "benchmark"),
     _field("task", _TEXT, "task"),
     _field("setting", _TEXT, "query_aware or query_agnostic"),
     _field("method", _TEXT, "eviction method"),
@@ -183,8 +246,11 @@ TABLES: Mapping[str, pa.Schema] = {
     "edges": EDGES,
     "samples": SAMPLES,
     "heads": HEADS,
+    "head_pairs": HEAD_PAIRS,
     "head_costs": HEAD_COSTS,
     "curves": CURVES,
+    "comparisons": COMPARISONS,
+    "findings": FINDINGS,
     "scores": SCORES,
     "models": MODELS,
     "metrics": METRICS,
@@ -200,8 +266,11 @@ INDEXED: Mapping[str, tuple[str, ...]] = {
     "edges": ("run_id", "artifact_id"),
     "samples": ("run_id",),
     "heads": ("run_id",),
+    "head_pairs": ("run_id",),
     "head_costs": ("run_id",),
     "curves": ("run_id", "curve_id", "mlflow_run_id"),
+    "comparisons": ("run_id",),
+    "findings": ("run_id",),
     "scores": ("run_id",),
     "metrics": ("run_id",),
 }

@@ -26,6 +26,7 @@ class View:
 
 # Runs with their place in the order in which they were recorded, since clocks may jump; `storage.sql` makes it.
 PLACED = "recorded.runs"
+_EXTREME_HEADS = 5
 _CURVE = "model_id, method, benchmark, setting, seed"
 _NEWEST = f"""
     SELECT {_CURVE}, arg_max(run_id, place) AS run_id FROM curves JOIN {PLACED} USING (run_id) GROUP BY {_CURVE}
@@ -63,6 +64,49 @@ VIEWS: Mapping[str, View] = {
             SELECT heads.* FROM heads JOIN {PLACED} USING (run_id)
             QUALIFY place = max(place) OVER (PARTITION BY model_digest)
             ORDER BY heldout_cost DESC
+        """,
+    ),
+    "best_and_worst_heads": View(
+        description=f"the {_EXTREME_HEADS} best and {_EXTREME_HEADS} worst heads by held-out cost, "
+        "of the newest policy set of each model",
+        query=f"""
+            SELECT
+                row_number() OVER (PARTITION BY policy_set_id ORDER BY heldout_cost, head) AS from_best,
+                row_number() OVER (PARTITION BY policy_set_id ORDER BY heldout_cost DESC, head) AS from_worst,
+                worst_heads.*
+            FROM worst_heads
+            QUALIFY least(from_best, from_worst) <= {_EXTREME_HEADS}
+            ORDER BY model_digest, from_best
+        """,
+    ),
+    "who_beats_whom": View(
+        description="who beats whom at which budget, with what confidence, in the newest evaluation of each model, "
+        "benchmark and setting: each pair of contenders once, the leading one first; it leads for certain where the "
+        "verdict is better",
+        query=f"""
+            SELECT * EXCLUDE (place, is_contest, run_id) FROM comparisons JOIN {PLACED} USING (run_id)
+            WHERE is_contest
+                AND (confidence > 0.5 OR confidence = 0.5 AND method < other)
+            QUALIFY place = max(place) OVER (PARTITION BY model_digest, benchmark, setting)
+            ORDER BY model_digest, benchmark, setting, metric, budget, method, other
+        """,
+    ),
+    "training_outcomes": View(
+        description="held-out eviction cost, mean over heads, by objective, agent, seed and steps of each training",
+        query="""
+            SELECT
+                policy_set_id,
+                model_digest,
+                json_extract_string(parameters_json, '$.train.objective') AS objective,
+                json_extract_string(parameters_json, '$.train.agent') AS agent,
+                seed,
+                any_value(steps) AS steps,
+                avg(heldout_cost) AS mean_heldout_cost,
+                count(*) AS num_heads,
+                run_id
+            FROM heads JOIN runs USING (run_id)
+            GROUP BY ALL
+            ORDER BY model_digest, mean_heldout_cost
         """,
     ),
     "run_costs": View(
