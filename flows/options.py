@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from kvpolicy.benchmarks.sources import absolute_entry
 from kvpolicy.pipeline import PipelineConfig, load_preset
+from kvpolicy.policies.agent import AgentConfig
 
 Preset = Literal["smoke", "demo", "paper"]
 
@@ -17,6 +18,7 @@ class Choices:
         tasks: Tasks of the benchmark.
         methods: Methods that take part.
         budgets: Entries kept per KV head, in tokens.
+        agent: Agents to train: `default`, `small` or `paper`.
         objective: Training objective: `exact`, `rloo` or a supervised surrogate.
         compression: Of the stored traces: `none`, `zstd` or `shuffled_zstd`.
         stored_dtype: Of stored keys and values: `model` or `float8_e4m3fn`.
@@ -27,6 +29,7 @@ class Choices:
     tasks: list[str] | None = None
     methods: list[str] | None = None
     budgets: list[int] | None = None
+    agent: str | None = None
     objective: str | None = None
     compression: str | None = None
     stored_dtype: str | None = None
@@ -50,7 +53,7 @@ class Choices:
                 "methods": _tuple(self.methods),
                 "budgets": _tuple(self.budgets and sorted(self.budgets)),
             },
-            "train": {"objective": self.objective},
+            "train": {"objective": self.objective, "agent": self.agent and AgentConfig.named(self.agent)},
         }
         given = {
             section: {key: value for key, value in part.items() if value is not None}

@@ -59,7 +59,7 @@ def test_the_paper_preset_is_the_published_schedule():
 def test_presets_say_what_their_files_say():
     demo = load_preset("demo")
     assert demo.prompts.tasks == ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
-    assert demo.train.agent == AgentConfig(width=64)
+    assert demo.train.agent == AgentConfig()
     assert isinstance(demo.evaluate.budgets, tuple)
     assert hash(demo) == hash(load_preset("demo"))
 
@@ -133,6 +133,15 @@ def test_all_problems_are_named_in_one_line(fails_in_one_line):
 )
 def test_a_value_of_another_type_is_named_with_its_place(fails_in_one_line, text, place):
     assert place in fails_in_one_line(parse_config, f'version = "1"\n{text}', name="own")
+
+
+def test_an_agent_has_a_name_or_a_shape(fails_in_one_line):
+    def agent(text):
+        return parse_config(f'version = "1"\n[train]\nagent = {text}', name="own").train.agent
+
+    assert agent('"small"') == AgentConfig.named("small") == agent("{ width = 16 }")
+    message = fails_in_one_line(agent, '"huge"')
+    assert "train.agent" in message and "'huge'" in message and "default, small, paper" in message
 
 
 def test_a_whole_number_is_a_number():
