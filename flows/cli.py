@@ -37,6 +37,7 @@ SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and dra
 TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to train on and to judge on")]
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]
 BudgetsOption = Annotated[str | None, typer.Option(help="Comma-separated budgets in tokens")]
+AgentOption = Annotated[str | None, typer.Option(help="Agents to train: default, small or paper")]
 ObjectiveOption = Annotated[str | None, typer.Option(help="Training objective, such as exact, rloo or listwise")]
 TracesOption = Annotated[
     str | None,
@@ -71,6 +72,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         tasks: TasksOption = None,
         methods: MethodsOption = None,
         budgets: BudgetsOption = None,
+        agent: AgentOption = None,
         objective: ObjectiveOption = None,
         traces: TracesOption = None,
         compression: CompressionOption = None,
@@ -86,6 +88,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
             tasks=_listed(tasks),
             methods=_listed(methods),
             budgets=_numbers(budgets),
+            agent=agent,
             objective=objective,
             compression=compression,
             stored_dtype=stored_dtype,
