@@ -5,14 +5,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
+from written_files import PUBLIC_FILES, data_entries
 
+from kvpolicy.benchmarks.registry import task_info
+from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.sources import find_files
 
-PUBLIC_FILES = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
 
 _TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
@@ -129,3 +133,27 @@ def foreign_multikey_3_prompt(request: pytest.FixtureRequest) -> str:
         f"What is the special magic uuid for {key} mentioned in the provided text? "
         f"The special magic uuid for {key} mentioned in the provided text is"
     )
+
+
+@pytest.fixture(scope="session")
+def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("written")
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tiny_model_folder: Callable[..., Path]) -> Any:
+    """A token a byte, and a chat template."""
+    return AutoTokenizer.from_pretrained(tiny_model_folder("llama"))
+
+
+@pytest.fixture(scope="session")
+def ask(written_folder: Path, byte_tokenizer: Any) -> Callable[..., SampleRequest]:
+    """Makes requests of a task over written or public files: `ask("boolq", "written", split="test")`."""
+
+    def make(task: str, kind: str, *, data: tuple[str, ...] | None = None, **changes: Any) -> SampleRequest:
+        info = task_info(task)
+        given = data_entries(str(info.source), kind, written_folder) if data is None else data
+        fields = {"split": "train", "seed": 0, "length_tokens": 6000, "tokenizer": byte_tokenizer, **changes}
+        return SampleRequest(benchmark=info.benchmark, task=task, files=find_files(given), **fields)
+
+    return make
