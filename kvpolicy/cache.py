@@ -2,7 +2,7 @@
 
 Every row of the batch is one variant of the same example (a method at a budget); rows may keep different numbers of
 entries, and so may the heads of a row. Kept entries lie at the right end of the past, so that new tokens follow in the
-same slots for all; positions stay those of the original sequence.
+same slots for all; positions stay those of the original sequence. What to keep is decided elsewhere (kvpolicy.ranking).
 
 Legend: R rows, L layers, K KV heads of a layer, S slots.
 """
@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.session import attend_masked, attention_session
+from kvpolicy.attention.rotary import Rotary
+from kvpolicy.attention.session import attend_causally, attend_masked, attention_session
+from kvpolicy.methods.base import CacheState
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.ranking import NOT_KEPT
 
@@ -33,6 +35,7 @@ class CompactedCache:
         *,
         num_kv_heads: int,
         num_new_tokens: int,
+        num_queries: int = 0,
     ) -> None:
         """Gather the kept entries of each row into new storage.
 
@@ -43,6 +46,7 @@ class CompactedCache:
                 different numbers; a head that keeps fewer than others of its row has NOT_KEPT on the left.
             num_kv_heads: KV heads in a layer.
             num_new_tokens: Tokens for which room is made.
+            num_queries: Queries of the newest tokens that are remembered, for ranking the cache again.
         """
         self.num_past_tokens = max(row.shape[1] for row in kept)
         num_heads, _, dim = keys.shape
@@ -60,11 +64,19 @@ class CompactedCache:
             self._positions[row, :, :, own] = indices.reshape(*by_layer, num_kept)
         self._is_ragged = any(bool((row == NOT_KEPT).any()) for row in kept)
         self._mask: Tensor | None = None
+        self._num_queries = num_queries
+        self._queries: dict[int, Tensor] = {}  # of each layer, as many as were seen, at most `num_queries`
+        self._scaling = 1.0
 
     @property
     def num_rows(self) -> int:
         """Caches in the batch."""
         return int(self._keys.shape[0])
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of every head, room for new tokens included."""
+        return int(self._positions.shape[3])
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +93,7 @@ class CompactedCache:
         """Run new tokens on the cache, append their entries, and return the logits after the last of them."""
         end = self.num_past_tokens + token_ids.shape[1]
         self._positions[..., self.num_past_tokens : end] = positions.to(self._positions.device)[:, None, None]
-        if not self._is_ragged:  # one mask for all heads of all layers
+        if not self._is_ragged and self.num_past_tokens:  # one mask for all heads of all layers
             self._mask = self._additive_mask(self._positions[:, 0, :1, :end] != NOT_KEPT, model.spec.group_size)
         try:
             with attention_session(self):
@@ -91,20 +103,89 @@ class CompactedCache:
         self.num_past_tokens = end
         return logits
 
+    def state(self, row: int, *, seed: int = 0, rotary: Rotary | None = None) -> CacheState:
+        """What a method is given to rank the entries of one row again, as views.
+
+        Args:
+            row: The row, whose heads must have equally many entries.
+            seed: Of the random method.
+            rotary: The model's rotary embedding, for methods that need it.
+        """
+        assert not self._is_ragged, "heads that hold different numbers of entries cannot be ranked together"
+        held = slice(self._first_held(row), self.num_past_tokens)
+        queries = [
+            self._queries[layer][row] if self._num_queries else self._keys[row, layer, :, None, :0]
+            for layer in range(self._keys.shape[1])
+        ]
+        return CacheState(
+            keys=self._keys[row, :, :, held].flatten(0, 1),
+            values=self._values[row, :, :, held].flatten(0, 1),
+            queries=torch.cat(queries)[:, :, -self.num_held(row) :],
+            positions=self._positions[row, :, :, held].flatten(0, 1),
+            num_kv_heads=self._keys.shape[2],
+            scaling=self._scaling,
+            seed=seed,
+            rotary=rotary,
+        )
+
+    def num_held(self, row: int) -> int:
+        """Entries that each head of a row has."""
+        return self.num_past_tokens - self._first_held(row)
+
+    def _first_held(self, row: int) -> int:
+        return int((self._positions[row, 0, 0, : self.num_past_tokens] == NOT_KEPT).sum())
+
+    def compact(self, kept: Sequence[Int[Tensor, "head _"]]) -> None:
+        """Evict in place all but some entries of each row; queries stay.
+
+        Args:
+            kept: For each row, indices into the entries that `state` gives, ascending.
+        """
+        num_rows, num_layers, num_kv_heads, _, dim = self._keys.shape
+        most = max(row.shape[1] for row in kept)
+        slots = torch.full((num_rows, num_layers * num_kv_heads, most), NOT_KEPT, device=self._keys.device)
+        for row, indices in enumerate(kept):
+            slots[row, :, most - indices.shape[1] :] = indices.to(slots.device) + self._first_held(row)
+        slots = slots.view(num_rows, num_layers, num_kv_heads, most)
+        for layer in range(num_layers):  # so that no second copy of the whole is needed
+            gathered, is_empty = slots[:, layer].clamp_min(0), slots[:, layer] == NOT_KEPT
+            for part in (self._keys[:, layer], self._values[:, layer]):
+                part[:, :, :most] = part.gather(2, gathered[..., None].expand(-1, -1, -1, dim))
+            positions = self._positions[:, layer].gather(2, gathered)
+            self._positions[:, layer, :, :most] = positions.masked_fill_(is_empty, NOT_KEPT)
+        self.num_past_tokens = most
+
+    def resize(self, num_new_tokens: int) -> None:
+        """Move to storage that has room for so many new tokens and no more."""
+        num_slots = self.num_past_tokens + num_new_tokens
+        for name in ("_keys", "_values", "_positions"):
+            old: Tensor = getattr(self, name)
+            new = old.new_zeros(*old.shape[:3], num_slots, *old.shape[4:])
+            new[:, :, :, : self.num_past_tokens] = old[:, :, :, : self.num_past_tokens]
+            setattr(self, name, new)
+
     def crop(self, num_tokens: int) -> None:
-        """Forget the newest entries, so that `num_tokens` slots remain."""
+        """Forget the newest entries and their queries, so that `num_tokens` slots remain."""
+        forgotten = self.num_past_tokens - num_tokens
+        self._queries = {layer: part[..., : part.shape[3] - forgotten, :] for layer, part in self._queries.items()}
         self.num_past_tokens = num_tokens
 
     def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
         """Forget all other rows."""
         rows = rows.to(self._keys.device)
         self._keys, self._values, self._positions = self._keys[rows], self._values[rows], self._positions[rows]
+        self._queries = {layer: part[rows] for layer, part in self._queries.items()}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Append the layer's new entries and attend to everything that each token may see."""
         end = self.num_past_tokens + key.shape[2]
         self._keys[:, layer, :, self.num_past_tokens : end] = key
         self._values[:, layer, :, self.num_past_tokens : end] = value
+        self._scaling = scaling
+        if self._num_queries:
+            self._remember(layer, query)
+        if not self.num_past_tokens:
+            return attend_causally(query, key, value, scaling)
         past = (self._keys[:, layer, :, :end], self._values[:, layer, :, :end])
         mask = self._mask
         if self._is_ragged:
@@ -112,6 +193,12 @@ class CompactedCache:
             mask = self._additive_mask(self._positions[:, layer, :, :end] != NOT_KEPT, group_size)
         assert mask is not None, "attention outside of run"
         return attend_masked(query, *past, scaling, mask=mask)
+
+    def _remember(self, layer: int, query: Float[Tensor, "row query_head token dim"]) -> None:
+        rows, _, num_tokens, dim = query.shape
+        grouped = query.reshape(rows, self._keys.shape[2], -1, num_tokens, dim)
+        earlier = self._queries.get(layer, grouped[:, :, :, :0])
+        self._queries[layer] = torch.cat([earlier, grouped], dim=3)[..., -self._num_queries :, :].clone()
 
     def _additive_mask(
         self, is_held: Bool[Tensor, "row head slot"], group_size: int

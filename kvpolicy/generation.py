@@ -1,20 +1,21 @@
-"""Using a policy: answer a prompt from a cache that is compacted once, after the prompt.
+"""Using a policy: answer a prompt from a compacted cache.
 
-For one prompt at a time; the budget holds for every KV head.
+The cache is compacted once, after the prompt, or also after every chunk of the prompt and while the answer grows, so
+that its size is bounded whatever the length of either. For one prompt at a time; the budget holds for every KV head.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from kvpolicy.attention.prefill import prefill
-from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.errors import InputError
+from kvpolicy.methods.learned import LearnedPolicy
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import encode_message
-from kvpolicy.ranking import check_budget, kept_positions
+from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, check_budget
+from kvpolicy.streaming import StreamedCaches, StreamedRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +26,29 @@ class Generation:
         text: The answer.
         num_prompt_tokens: Tokens of the prompt.
         num_kept_tokens: Entries that each KV head kept of them.
+        num_slots: Entries for which each KV head had room at the end of the answer.
     """
 
     text: str
     num_prompt_tokens: int
     num_kept_tokens: int
+    num_slots: int
 
 
 def compressed_generate(
-    model: LanguageModel, policy: PolicySet, prompt: str, *, budget: int, max_new_tokens: int = 128
+    model: LanguageModel,
+    policy: PolicySet,
+    prompt: str,
+    *,
+    budget: int,
+    max_new_tokens: int = 128,
+    chunk_tokens: int | None = None,
+    evict_every_tokens: int | None = None,
 ) -> Generation:
     """Run a prompt, keep the `budget` entries of each KV head that its policy ranks highest, and answer greedily.
 
-    A prompt that is not longer than the budget keeps everything.
+    A prompt that is not longer than the budget keeps everything. What is evicted after a chunk is gone when the next
+    one is run, so an answer after chunks is not the one after the whole prompt at once.
 
     Args:
         model: The model that the policy was trained for.
@@ -45,10 +56,12 @@ def compressed_generate(
         prompt: The user's message; the model's chat format, if it has one, is put around it.
         budget: Entries kept per KV head, in tokens.
         max_new_tokens: Tokens that the answer may have, at least 1.
+        chunk_tokens: Tokens of the prompt that are run between two evictions; None runs them all at once.
+        evict_every_tokens: Tokens of the answer between two evictions; None keeps all of it.
 
     Raises:
         InputError: If the policy is of another shape, the prompt is empty or too long, the budget is below the tokens
-            that are always kept, or the answer may have no tokens.
+            that are always kept, the answer may have no tokens, or a chunk or an interval has none.
     """
     if policy.spec != model.spec:
         raise InputError(
@@ -65,24 +78,15 @@ def compressed_generate(
             f"the prompt has {num_tokens} tokens and the answer may have {max_new_tokens}, but the model has "
             f"{model.spec.max_positions} positions: shorten the prompt or ask for fewer"
         )
-    if budget < num_tokens:
-        check_budget(budget, num_tokens)
-    whole = prefill(model, token_ids, num_queries=1)
-    positions = torch.arange(num_tokens, device=whole.keys.device)[None]
-    kept = (
-        kept_positions(policy.score(whole.keys, whole.values, positions), budget)
-        if budget < num_tokens
-        else positions.expand(model.spec.num_heads, -1)
-    )
-    cache = CompactedCache(
-        whole.keys, whole.values, [kept], num_kv_heads=whole.num_kv_heads, num_new_tokens=max_new_tokens
-    )
+    check_budget(budget, max(budget, num_tokens))
+    most = max(num_tokens + max_new_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS)
+    row = StreamedRow(method=LearnedPolicy(policy=policy), budget=min(budget, most))
+    cache = StreamedCaches(model, [row], interval_tokens=num_tokens if chunk_tokens is None else chunk_tokens)
+    logits = cache.run(model, token_ids[None], torch.arange(num_tokens)[None], num_logits=1)
+    cache.evict_every(max_new_tokens if evict_every_tokens is None else evict_every_tokens)
+    num_kept = cache.num_held(0)
     answer = decode_greedily(
-        model,
-        cache,
-        whole.logits[-1:].argmax(dim=-1),
-        first_position=num_tokens,
-        max_new_tokens=max_new_tokens,
+        model, cache, logits[:, -1].argmax(dim=-1), first_position=num_tokens, max_new_tokens=max_new_tokens
     )[0]
     text: str = model.tokenizer.decode(answer, skip_special_tokens=True)
-    return Generation(text=text, num_prompt_tokens=num_tokens, num_kept_tokens=int(kept.shape[1]))
+    return Generation(text=text, num_prompt_tokens=num_tokens, num_kept_tokens=num_kept, num_slots=cache.num_slots)

@@ -91,6 +91,55 @@ def test_a_smaller_budget_answers_like_a_mask_over_what_is_gone(model, network, 
     assert answer.num_prompt_tokens == num_tokens
 
 
+@pytest.mark.parametrize("chunk_tokens", [50, 1000])
+def test_chunks_that_fit_in_the_budget_answer_alike(model, chunk_tokens):
+    once = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    chunked = compressed_generate(
+        model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW, chunk_tokens=chunk_tokens
+    )
+    assert chunked == once
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "evict_every_tokens", "num_slots"), [(30, 5, 29), (30, None, 64), (None, 7, 31)]
+)
+def test_an_answer_in_chunks_and_with_evictions_has_room_for_no_more(
+    model, chunk_tokens, evict_every_tokens, num_slots
+):
+    options = {"chunk_tokens": chunk_tokens, "evict_every_tokens": evict_every_tokens, "max_new_tokens": 40}
+    answer = compressed_generate(model, _policy(model), PROMPT, budget=24, **options)
+    assert (answer.num_kept_tokens, answer.num_slots) == (24, num_slots)
+
+
+def _streamed_answer(network, prompt_ids, budget, intervals):
+    """Greedy answer under a mask: each token sees what was held when it came, and the tokens since then."""
+    tokens, held, num_since = list(prompt_ids), [], 0
+    visible = torch.zeros(len(tokens) + NUM_NEW, len(tokens) + NUM_NEW, dtype=torch.bool)
+    for position in range(len(tokens) + NUM_NEW - 1):
+        held.append(position)
+        num_since += 1
+        visible[position, held] = True
+        if position == len(tokens) - 1:
+            size = len(tokens)
+            mask = torch.zeros(size, size).masked_fill_(~visible[:size, :size], torch.finfo(torch.float32).min)
+            with torch.no_grad():
+                logits = network(torch.tensor([tokens]), attention_mask=mask[None, None], use_cache=False).logits
+            tokens.append(int(logits[0, -1].argmax()))
+        if num_since == intervals[position >= len(prompt_ids)] or position == len(prompt_ids) - 1:
+            num_since = 0
+            held = held if len(held) <= budget else [*held[: budget - 16], *held[-16:]]
+    return tokens[len(prompt_ids) :]
+
+
+@pytest.mark.parametrize("budget", [24, 50])
+def test_a_streamed_answer_is_that_of_a_mask_that_moves(model, network, budget):
+    # Scores that are all alike keep the earliest, and the last 16.
+    prompt_ids = _prompt_ids(model)
+    options = {"chunk_tokens": 10, "evict_every_tokens": 5, "max_new_tokens": NUM_NEW}
+    answer = compressed_generate(model, _policy(model, constant=True), PROMPT, budget=budget, **options)
+    assert answer.text == _decode(model, _streamed_answer(network, prompt_ids, budget, (10, 5)))
+
+
 def test_the_policy_decides_what_is_kept(model):
     policies = [_policy(model), _policy(model, constant=True)]
     answers = [
@@ -139,6 +188,12 @@ def test_an_answer_of_no_tokens_is_refused(model, fails_in_one_line, max_new_tok
         compressed_generate, model, _policy(model), PROMPT, budget=64, max_new_tokens=max_new_tokens
     )
     assert f"max_new_tokens is {max_new_tokens}" in message
+
+
+@pytest.mark.parametrize("option", ["chunk_tokens", "evict_every_tokens"])
+def test_an_interval_of_no_tokens_is_refused(model, fails_in_one_line, option):
+    message = fails_in_one_line(compressed_generate, model, _policy(model), PROMPT, budget=64, **{option: 0})
+    assert "interval of 0 tokens" in message
 
 
 @pytest.mark.parametrize("num_letters", [600, 440])
