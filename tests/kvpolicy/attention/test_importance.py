@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import kvpolicy.attention.importance as module
-from kvpolicy.attention.importance import attention_weights, importance
+import kvpolicy.attention.weights as module
+from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import Prefill, prefill
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
@@ -32,7 +32,7 @@ def test_blocked_importance_is_eager_attentions(tiny_model, eager_network, draw_
     for num_context, num_future in SPLITS:
         expected = _defined_importance(network, tokens, model.spec.num_kv_heads, num_context, num_future)
         for block_bytes in (1, 20_000, 2**26):  # a query at a time, some, all
-            monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+            monkeypatch.setattr(module, "MAX_BLOCK_BYTES", block_bytes)
             found = importance(wholes[num_future], num_context=num_context, num_future=num_future)
             assert found.shape == (model.spec.num_heads, num_context)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -67,25 +67,8 @@ def test_bfloat16_importance_stays_near_float32s(tiny_model, draw_tokens):
     assert (found[0] - found[1]).abs().mean() < 0.05 * found[0].mean()
 
 
-def test_weights_of_a_query_sum_to_one_over_what_it_sees(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_BYTES", 2_000)
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(2, 3, 9, 4, generator=generator)
-    keys = torch.randn(2, 20, 4, generator=generator)
-    blocks = list(attention_weights(queries, keys, scaling=0.7))
-    weights = torch.cat(blocks, dim=2)
-    assert len(blocks) > 1
-    assert max(block.numel() * 4 for block in blocks) <= 2_000
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 9))
-    for query in range(9):
-        own = 11 + query
-        logits = torch.einsum("hgd,htd->hgt", queries[:, :, query], keys[:, : own + 1]) * 0.7
-        torch.testing.assert_close(weights[:, :, query, : own + 1], logits.softmax(-1))
-        assert (weights[:, :, query, own + 1 :] == 0).all()
-
-
 def test_memory_grows_with_tokens_and_not_with_their_square(live_bytes, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_BYTES", 2**19)
+    monkeypatch.setattr(module, "MAX_BLOCK_BYTES", 2**19)
     peaks = {}
     for num_tokens in (512, 2_048):
         generator = torch.Generator().manual_seed(0)
