@@ -15,12 +15,13 @@ from itertools import product
 
 import numpy as np
 
-from kvpolicy.curves import LEARNED, ExampleScore, ScoreTable, score_tables
+from kvpolicy.curves import ExampleScore, ScoreTable, score_tables
 from kvpolicy.errors import InputError
 from kvpolicy.methods.registry import method_names, method_type
 from kvpolicy.metrics import LOWER_IS_BETTER
 from kvpolicy.statistics import Interval, Resamples, average_units, resample_means
 
+LEARNED = "kvp"
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 
 

@@ -6,19 +6,16 @@ makes a table of their samples alone. All columns of a table meet the same boots
 Not for who beats whom: that is `kvpolicy.comparisons`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.registry import method_type
-from kvpolicy.metrics import LOWER_IS_BETTER
 from kvpolicy.statistics import Interval, bootstrap_table
 
 MEAN_TASK = "mean"
-LEARNED = "kvp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +45,6 @@ class CurvePoint:
     metric: str
     budget: int
     interval: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The learned policy against one heuristic, mean over tasks: the paired difference of their scores.
-
-    Attributes:
-        setting: Of the curve.
-        metric: Of the curve.
-        budget: In tokens.
-        heuristic: The other method.
-        difference: Learned minus heuristic.
-        is_better: Whether the interval excludes 0 on the learned policy's side.
-    """
-
-    setting: str
-    metric: str
-    budget: int
-    heuristic: str
-    difference: Interval
-    is_better: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,61 +107,6 @@ def budget_curves(
                 for column, (method, method_seed, budget) in enumerate(table.columns)
             ]
     return points
-
-
-def compare_with_heuristics(
-    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
-) -> list[Comparison]:
-    """The learned policy against every heuristic at every budget; seeds of one method are averaged first.
-
-    Raises:
-        InputError: As `budget_curves`.
-    """
-    comparisons = []
-    for table in score_tables(scores):
-        means = _mean_over_seeds(table)
-        pairs = [
-            (heuristic, budget)
-            for heuristic, budget in means
-            if heuristic != LEARNED and method_type(heuristic).evicts and not method_type(heuristic).needs_importance
-            if (LEARNED, budget) in means
-        ]
-        if not pairs:
-            continue
-        differences = np.stack([means[LEARNED, budget] - means[name, budget] for name, budget in pairs], axis=1)
-        intervals = bootstrap_table(
-            differences, strata=list(table.tasks), seed=seed, num_resamples=num_resamples, confidence=confidence
-        )
-        for column, (heuristic, budget) in enumerate(pairs):
-            difference = intervals.interval(column)
-            better_side = difference.mean < 0 if table.metric in LOWER_IS_BETTER else difference.mean > 0
-            comparisons.append(
-                Comparison(
-                    setting=table.setting,
-                    metric=table.metric,
-                    budget=budget,
-                    heuristic=heuristic,
-                    difference=difference,
-                    is_better=difference.excludes_zero and better_side,
-                )
-            )
-    return comparisons
-
-
-def beats_all(comparisons: Sequence[Comparison], *, setting: str, metric: str) -> dict[int, bool]:
-    """Budget to whether the learned policy is better than every heuristic there."""
-    relevant = [entry for entry in comparisons if (entry.setting, entry.metric) == (setting, metric)]
-    return {
-        budget: all(entry.is_better for entry in relevant if entry.budget == budget)
-        for budget in sorted({entry.budget for entry in relevant})
-    }
-
-
-def _mean_over_seeds(table: ScoreTable) -> dict[tuple[str, int], Float[np.ndarray, "example"]]:
-    groups: dict[tuple[str, int], list[int]] = {}
-    for column, (method, _, budget) in enumerate(table.columns):
-        groups.setdefault((method, budget), []).append(column)
-    return {key: table.values[:, columns].mean(axis=1) for key, columns in groups.items()}
 
 
 def score_tables(scores: Iterable[ExampleScore]) -> list[ScoreTable]:

@@ -13,7 +13,7 @@ from kvpolicy.metrics import LOWER_IS_BETTER, METRICS
 from kvpolicy.pipeline import load_preset, preset_names
 from kvpolicy.statistics import Interval
 from kvpolicy.training import StepRecord
-from tasks.publish import _metrics
+from tasks.curve_runs import _metrics
 from tasks.train import _plain, _training_curves
 
 ROOT = Path(__file__).resolve().parent.parent

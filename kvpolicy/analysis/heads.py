@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kvpolicy.analysis.ranks import normalised_ranks
@@ -99,16 +99,6 @@ def effective_tokens(importance: Float[Tensor, "head token"]) -> Float[Tensor, "
     share = torch.where(total > TINY, wide / total.clamp_min(TINY), 1.0 / wide.shape[1])
     entropy: Tensor = torch.special.entr(share).sum(dim=1)
     return entropy.exp()
-
-
-def best_and_worst(costs: Float[Tensor, "head"], count: int) -> tuple[Int[Tensor, "best"], Int[Tensor, "worst"]]:
-    """Heads of the lowest and of the highest cost, each beginning with the extreme; of equals the first head first.
-
-    Args:
-        costs: Of every head, such as the held-out eviction cost.
-        count: How many of each, or all heads where there are fewer.
-    """
-    return costs.sort(stable=True).indices[:count], costs.sort(descending=True, stable=True).indices[:count]
 
 
 def _correlation(ranks: Float[Tensor, "head token"]) -> Float[Tensor, "head head"]:

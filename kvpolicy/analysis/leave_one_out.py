@@ -1,7 +1,8 @@
 """Does the score track the harm? One token at a time is taken out of every head, and the divergence is measured.
 
 A score is of a token in one head, and the harm is that of a token in all of them; so scores are first made one number
-a token (`token_scores`). Rankings are judged by the order of tokens alone, hence Spearman's correlation.
+a token (`token_scores`). Rankings are judged by the order of tokens alone, so what answers the question is Spearman's
+correlation (`kvpolicy.analysis.ranks`) of scores and divergences in each sample, with an interval over samples.
 """
 
 from collections.abc import Iterator
@@ -12,14 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.analysis.ranks import normalised_ranks, spearman
+from kvpolicy.analysis.ranks import normalised_ranks
 from kvpolicy.attention.prefill import Prefill
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 from kvpolicy.metrics import kl_divergence
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
-from kvpolicy.statistics import Interval
 
 # A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
 _MAX_BATCH_LOGITS = 64 * 2**20
@@ -130,41 +130,6 @@ def divergence_without(
         for batch in _batches(tokens, num_context=num_context, num_logits=full.numel())
     ]
     return torch.cat(divergences) if divergences else full.new_zeros(0)
-
-
-def tracking(
-    scores: Float[Tensor, "chosen"],
-    divergence: Float[Tensor, "chosen"],
-    *,
-    seed: int,
-    num_resamples: int = 2000,
-    confidence: float = 0.95,
-) -> Interval:
-    """Spearman's correlation of tokens' scores with the divergence without them, with a bootstrap interval over tokens.
-
-    It is about the tokens of one sample. For several samples take `bootstrap_mean` of their correlations.
-
-    Args:
-        scores: Of the tokens that were left out, one number each.
-        divergence: Without each of them.
-        seed: Of the resamples.
-        num_resamples: Bootstrap correlations to draw; those of resamples that have no order are left out.
-        confidence: Share of the bootstrap correlations inside the interval.
-
-    Raises:
-        InputError: If all scores or all divergences are alike, which have no order, or a value is NaN.
-    """
-    correlation = float(spearman(scores, divergence))
-    if np.isnan(correlation):
-        raise InputError(
-            f"leave one out: the scores or divergences of {len(scores)} tokens are all alike, expected an order"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(scores), (num_resamples, len(scores)), generator=generator).to(scores.device)
-    resampled = spearman(scores[drawn], divergence.to(scores.device)[drawn])
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.nanquantile(resampled.cpu().numpy(), (tail, 1.0 - tail))
-    return Interval(mean=correlation, low=float(low), high=float(high), n=len(scores), smallest_stratum=len(scores))
 
 
 def _batches(tokens: Tensor, *, num_context: int, num_logits: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.analysis.heads import best_and_worst, effective_tokens, head_shapes, zipf_slope
+from kvpolicy.analysis.heads import effective_tokens, head_shapes, zipf_slope
 from kvpolicy.analysis.ranks import spearman
 
 
@@ -121,13 +121,6 @@ def test_a_head_without_an_order_is_left_out_of_means_and_never_counted_as_0():
     assert found.zipf_slope[1] == alone.zipf_slope[1]
     assert head_shapes([second]).rank_correlation[1].isnan().all()
     assert math.isnan(head_shapes([second]).zipf_slope[1])
-
-
-def test_best_and_worst_heads_by_cost():
-    costs = torch.tensor([1.5, 1.0, 9.0, 1.0, 2.0])
-    best, worst = best_and_worst(costs, 2)
-    assert (best.tolist(), worst.tolist()) == ([1, 3], [2, 4])
-    assert [len(part) for part in best_and_worst(costs, 99)] == [5, 5]
 
 
 def test_no_samples_are_refused(fails_in_one_line):
