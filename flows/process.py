@@ -79,6 +79,7 @@ def configure_libraries() -> None:
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_VERBOSITY": "error",  # what it tries again is no news; that it failed is told in one line
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not sys.stderr.isatty():

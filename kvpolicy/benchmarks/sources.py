@@ -148,7 +148,7 @@ def _hub_file(source: str, name: str, *, fetch: bool) -> Path:
             )
             return Path(path)
         except Exception as error:  # network, permission and naming errors have a dozen types
-            reason = first_line(error) if not only_local else reason
+            reason = reason if only_local else first_line(error).rstrip(".")
     raise InputError(
         f"data: {name} cannot be fetched from the hub: {reason}; "
         f"check it, or download the file elsewhere and pass --data {source}=PATH"

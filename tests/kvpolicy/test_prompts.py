@@ -10,7 +10,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, generate
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_prompt_tokens, encode, prompt_format
+from kvpolicy.prompts import (
+    count_all_tokens,
+    count_prompt_tokens,
+    count_turn_tokens,
+    dialogue_format,
+    encode,
+    prompt_format,
+)
 
 CHAT = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] | trim }}<|end|>\n{% endfor %}"
@@ -158,3 +165,112 @@ def test_generated_samples_fit_the_embedded_model(task: str, embedded_model_fold
     turns = [{"role": "user", "content": sample.context + sample.question}]
     rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(encoded.context_ids + encoded.question_ids) == rendered + sample.answer_prefix
+
+
+DIALOGUE = replace(
+    SAMPLE,
+    sample_id="oasst2/dialogue/test/0/0/1000",
+    benchmark="oasst2",
+    task="dialogue",
+    context="the lamp\n\nis red\n\nand the answer",
+    question="",
+    answer_prefix="",
+    answer="is the lamp\n\nred",
+    references=(),
+    max_new_tokens=0,
+    context_turns=("the lamp", "is red", "and the answer"),
+    answer_turns=("is the lamp", "red", "the end"),
+)
+
+
+def _turns(sample: Sample) -> list[dict[str, str]]:
+    texts = (*sample.context_turns, *sample.answer_turns)
+    return [{"role": "assistant" if place % 2 else "user", "content": text} for place, text in enumerate(texts)]
+
+
+def test_a_dialogue_is_one_chat_cut_at_a_turn(chat: PreTrainedTokenizerFast) -> None:
+    encoded = encode(DIALOGUE, chat)
+    assert encoded.question_ids == ()
+    assert _text(chat, encoded.context_ids) == (
+        "<|turn|>user\nthe lamp<|end|>\n<|turn|>assistant\nis red<|end|>\n"
+        "<|turn|>user\nand the answer<|end|>\n<|turn|>assistant\n"
+    )
+    assert _text(chat, encoded.answer_ids) == (
+        "is the lamp<|end|>\n<|turn|>user\nred<|end|>\n<|turn|>assistant\nthe end"
+    )
+    rendered = chat.apply_chat_template(_turns(DIALOGUE), tokenize=False)
+    assert _text(chat, encoded.context_ids + encoded.answer_ids) + "<|end|>\n" == rendered
+    # Every seam is at a special token or a new line, so parts are tokenised as the whole is.
+    whole = chat(rendered.removesuffix("<|end|>\n"), add_special_tokens=False)["input_ids"]
+    assert list(encoded.context_ids + encoded.answer_ids) == whole
+    counted = count_turn_tokens((*DIALOGUE.context_turns, *DIALOGUE.answer_turns), chat)
+    assert sum(counted) == len(whole) == count_all_tokens(DIALOGUE, chat)
+
+
+@pytest.mark.parametrize("num_context", [1, 2, 3, 4, 5])
+def test_the_embedded_models_own_template_is_followed(num_context: int, embedded_model_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder)
+    texts = (*DIALOGUE.context_turns, *DIALOGUE.answer_turns)
+    sample = replace(DIALOGUE, context_turns=texts[:num_context], answer_turns=texts[num_context:])
+    encoded = encode(sample, tokenizer)
+    rendered = tokenizer.apply_chat_template(_turns(sample), tokenize=False)
+    assert f"{tokenizer.decode(encoded.context_ids + encoded.answer_ids)}<|im_end|>\n" == rendered
+    assert tokenizer.decode(encoded.answer_ids).startswith(texts[num_context])
+    whole = tokenizer(rendered.removesuffix("<|im_end|>\n"), add_special_tokens=False)["input_ids"]
+    assert list(encoded.context_ids + encoded.answer_ids) == whole
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "{{ raise_exception('no turns') }}",
+        "{{ messages[0]['content'] }}",
+        "{% for m in messages %}{{ loop.index }}. {{ m['content'] }}\n{% endfor %}",
+        "{% for m in messages | reverse %}{{ m['content'] }}\n{% endfor %}",
+    ],
+)
+def test_a_dialogue_without_a_usable_template_names_the_roles(template: str | None) -> None:
+    tokenizer = _tokenizer(template=template, bos_token="<s>", eos_token="</s>")
+    encoded = encode(DIALOGUE, tokenizer)
+    assert _text(tokenizer, encoded.context_ids) == (
+        "<s>User:\nthe lamp\n\nAssistant:\nis red\n\nUser:\nand the answer\n\nAssistant:\n"
+    )
+    assert _text(tokenizer, encoded.answer_ids) == "is the lamp\n\nUser:\nred\n\nAssistant:\nthe end"
+
+
+def test_what_a_template_adds_to_the_last_answer_alone_is_left_out() -> None:
+    thinking = (
+        "{% for m in messages %}<|turn|>{{ m['role'] }}\n"
+        "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}"
+        "{{ m['content'] }}<|end|>\n{% endfor %}"
+    )
+    plain, odd = _tokenizer(), _tokenizer(template=thinking)
+    assert dialogue_format(odd) == dialogue_format(plain)
+    assert dialogue_format(plain).before(0) == "<|turn|>user\n"
+
+
+def test_options_follow_the_question_without_an_end(chat: PreTrainedTokenizerFast) -> None:
+    sample = replace(
+        SAMPLE, question="What is red?\n", answer_prefix="Answer:", answer=" lamp", options=(" lamp", " sun")
+    )
+    encoded = encode(sample, chat)
+    assert [_text(chat, ids) for ids in encoded.option_ids] == [" lamp", " sun"]
+    assert _text(chat, encoded.answer_ids) == " lamp<|end|>"
+    plain = _tokenizer(template=None, eos_token="</s>")
+    assert _text(plain, encode(sample, plain).question_ids) == "What is red?\nAnswer:"
+    assert count_all_tokens(sample, chat) == count_prompt_tokens(sample, chat) + max(
+        len(encoded.answer_ids), sample.max_new_tokens
+    )
+    with pytest.raises(InputError, match="the option '' has no tokens"):
+        encode(replace(sample, options=(" lamp", "")), chat)
+
+
+def test_a_dialogue_without_an_answer_is_refused(chat: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match="the answer has no tokens"):
+        encode(replace(DIALOGUE, answer_turns=("",)), chat)
+
+
+def test_empty_fields_that_came_later_change_no_digest() -> None:
+    assert SAMPLE.digest() == replace(SAMPLE, options=(), context_turns=()).digest()
+    assert len({one.digest() for one in (SAMPLE, DIALOGUE, replace(SAMPLE, options=("a",)))}) == 3

@@ -1,5 +1,7 @@
 """The two settings: how they divide a sequence."""
 
+import dataclasses
+
 import pytest
 
 from kvpolicy.benchmarks.sample import Sample
@@ -39,6 +41,12 @@ def test_knowing_the_question_it_is_context():
     cut = cut_sample(_example(), "query_aware")
     assert cut == Cut(setting="query_aware", num_context=14, num_question=0, num_answer=3)
     assert cut.num_future == 3
+
+
+def test_both_settings_divide_a_dialogue_alike():
+    aware, agnostic = (cut_sample(_example(num_question=0), setting) for setting in ("query_aware", "query_agnostic"))
+    assert (aware.num_context, aware.num_question, aware.num_answer) == (10, 0, 3)
+    assert aware == dataclasses.replace(agnostic, setting="query_aware")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -1,11 +1,16 @@
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_files import source_kinds
 
+from kvpolicy.benchmarks.choices.layouts import LAYOUTS
 from kvpolicy.benchmarks.disjoint import check_disjoint
+from kvpolicy.benchmarks.registry import benchmark_names, task_info, tasks_of, write_samples
+from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 from kvpolicy.benchmarks.sample import Sample
@@ -139,3 +144,49 @@ def test_samples_that_cannot_be_checked_are_refused(count_tokens: Count) -> None
         check_disjoint({"train": [replace(train, benchmark="other")]})
     with pytest.raises(InputError, match="is not of the form"):
         check_disjoint({"train": [replace(train, sample_id="ruler/fwe/1")]})
+
+
+FILE_TASKS = [info.task for name in benchmark_names() if name != "ruler" for info in tasks_of(name)]
+FILE_KINDS = [(task, kind) for task in FILE_TASKS for _, kind in source_kinds(str(task_info(task).source))]
+
+
+def _of_files(ask: Callable[..., SampleRequest], task: str, kind: str, split: str, count: int = 12) -> list[Sample]:
+    return list(islice(write_samples(ask(task, kind, split=split, length_tokens=5000)), count))
+
+
+@pytest.mark.parametrize(("task", "kind"), FILE_KINDS)
+def test_splits_of_public_files_have_nothing_in_common(task: str, kind: str, ask: Callable[..., SampleRequest]) -> None:
+    samples = {split: _of_files(ask, task, kind, split) for split in SPLITS}
+    assert all(len(own) >= 2 for own in samples.values())
+    check_disjoint(samples)
+
+
+@pytest.mark.parametrize("task", FILE_TASKS)
+def test_a_shared_exemplar_paragraph_or_turn_is_named(task: str, ask: Callable[..., SampleRequest]) -> None:
+    train, test = (_of_files(ask, task, "written", split, 1)[0] for split in ("train", "test"))
+    if task == "dialogue":
+        leaky = replace(test, answer_turns=(*test.answer_turns, max(train.context_turns, key=len)))
+    elif task == "gov_report":
+        leaky = replace(test, context=train.context)
+    elif task.startswith("passage"):
+        stolen = train.context.split("\n\n")[2]
+        leaky = replace(test, context=f"{test.context}{stolen}\n\n")
+    else:
+        first = train.context.removeprefix(LAYOUTS[task].heading).split("\n\n")[0]
+        leaky = replace(
+            test, context=f"{LAYOUTS[task].heading}{first}\n\n{test.context.removeprefix(LAYOUTS[task].heading)}"
+        )
+    with pytest.raises(InputError, match="the train and test splits share the text") as raised:
+        check_disjoint({"train": [train], "test": [leaky]})
+    assert train.sample_id in str(raised.value) and test.sample_id in str(raised.value)
+
+
+@pytest.mark.parametrize("task", [task for task in FILE_TASKS if task in LAYOUTS])
+def test_an_exemplar_that_another_split_asks_is_named(task: str, ask: Callable[..., SampleRequest]) -> None:
+    layout = LAYOUTS[task]
+    train, test = (_of_files(ask, task, "written", split, 1)[0] for split in ("train", "test"))
+    passage = train.context.rpartition("\n\n")[2]
+    asked = f"{passage}{train.question}{layout.answers} anything\n\n"
+    leaky = replace(test, context=f"{layout.heading}{asked}{test.context.removeprefix(layout.heading)}")
+    with pytest.raises(InputError, match="the train and test splits share the text"):
+        check_disjoint({"train": [train], "test": [leaky]})

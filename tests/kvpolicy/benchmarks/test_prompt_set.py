@@ -1,11 +1,14 @@
 """Sets of prompts: which samples they hold, that they fit, and what is refused before one is made."""
 
+import re
+
 import pytest
+from written_files import data_entries
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.benchmarks.registry import tasks_of
+from kvpolicy.benchmarks.registry import task_info, tasks_of
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
-from kvpolicy.prompts import count_prompt_tokens, encode
+from kvpolicy.prompts import count_all_tokens, count_prompt_tokens, encode
 
 CONFIG = PromptConfig(tasks=("niah_single_1", "vt"), length_tokens=1200)
 
@@ -98,3 +101,49 @@ def test_a_file_that_is_not_there_is_named(tokenizer, fails_in_one_line, tmp_pat
     missing = tmp_path / "prose.txt"
     config = PromptConfig(tasks=("niah_single_2",), data=(f"essays={missing}",))
     assert str(missing) in fails_in_one_line(_generate, tokenizer, config)
+
+
+def test_tasks_of_several_benchmarks_mix(tokenizer, written_folder):
+    data = tuple(entry for source in ("oasst2", "boolq") for entry in data_entries(source, "written", written_folder))
+    config = PromptConfig(tasks=("niah_single_1", "dialogue", "boolq"), length_tokens=4000, data=data)
+    assert config.benchmarks == ("ruler", "oasst2", "boolq")
+    samples = _generate(tokenizer, config, num_samples_per_task=2)
+    assert [sample.task for sample in samples] == ["niah_single_1", "dialogue", "boolq"] * 2
+    assert samples[:3] == _generate(tokenizer, config, num_samples_per_task=1)
+    for sample in samples:
+        assert count_all_tokens(sample, tokenizer) <= 4000
+
+
+def test_too_few_samples_are_refused_with_how_many_there_are(tokenizer, written_folder, fails_in_one_line):
+    config = PromptConfig(
+        tasks=("dialogue",), length_tokens=4000, data=data_entries("oasst2", "written", written_folder), language="de"
+    )
+    message = fails_in_one_line(_generate, tokenizer, config, num_samples_per_task=500)
+    found = re.search(r"hold (\d+) samples of 4000 tokens for the train split, 500 were asked for", message)
+    assert found and len(_generate(tokenizer, config, num_samples_per_task=int(found[1]))) == int(found[1]) > 0
+    assert "conversation that is not in de" in message and "give more of oasst2" in message
+
+
+def test_what_was_left_out_is_reported(tokenizer, written_folder):
+    data = data_entries("oasst2", "written", written_folder)
+    config = PromptConfig(tasks=("vt", "dialogue"), length_tokens=4000, data=data, language="en")
+    made = generate_samples(config, split="test", num_samples_per_task=1, seed=0, tokenizer=tokenizer)
+    assert made.reported["dialogue: conversation that is not in en"] > 0
+    assert generate_samples(CONFIG, split="test", num_samples_per_task=1, seed=0, tokenizer=tokenizer).reported == {}
+
+
+@pytest.mark.parametrize("task", ["dialogue", "boolq", "gov_report"])
+def test_an_unknown_split_is_refused_by_every_benchmark(tokenizer, written_folder, fails_in_one_line, task):
+    data = data_entries(str(task_info(task).source), "written", written_folder)
+    config = PromptConfig(tasks=(task,), data=data)
+    assert "'dev'" in fails_in_one_line(_generate, tokenizer, config, split="dev")
+
+
+@pytest.mark.parametrize("task", ["dialogue", "boolq", "gov_report"])
+def test_a_broken_line_is_named_through_the_set(tokenizer, tmp_path, fails_in_one_line, task):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"report": "a", "summary": "b"}\n{"report": \n' if task == "gov_report" else "{\n")
+    config = PromptConfig(tasks=(task,), data=(f"{task_info(task).source}={path}",))
+    assert f"{path} line {2 if task == 'gov_report' else 1}: not JSON" in fails_in_one_line(
+        _generate, tokenizer, config
+    )
