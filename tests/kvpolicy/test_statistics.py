@@ -185,3 +185,10 @@ def test_groups_draw_their_units_independently_and_all_their_columns_alike():
     same = averaged.differences(np.array([0]), np.array([1]))
     assert same.intervals(0.9).interval(0).high == 0.0
     assert same.share_above_zero().tolist() == [0.5]
+
+
+def test_noise_of_single_pairs_is_overstated_up_to_three_times_and_never_understated():
+    values, columns = _crossed(20, 60, unit_std=0.0, example_std=0.0, noise_std=1.0, num_columns=200, seed=5)
+    averaged = average_units(resample_means(values, seed=0, num_resamples=500), {"kvp": columns}, seed=0)
+    found = averaged.deviation.var(axis=0).mean() / (1 / (20 * 60))
+    assert 2.5 < found < 3.2
