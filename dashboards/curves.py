@@ -57,7 +57,7 @@ def write_figures(curves: Sequence[Mapping[str, Any]], folder: Path, title: str)
     panels = make_panels(curves)
     picture, page = render_picture(panels, title), render_page(panels, title)
     folder.mkdir(parents=True, exist_ok=True)
-    return [_replace(folder / PNG_NAME, picture), _replace(folder / HTML_NAME, page.encode())]
+    return [replace_file(folder / PNG_NAME, picture), replace_file(folder / HTML_NAME, page.encode())]
 
 
 def render_picture(panels: Sequence[Panel], title: str) -> bytes:
@@ -100,15 +100,16 @@ def draw_picture(panels: Sequence[Panel], title: str) -> Figure:
         axes = row.subplots(1, len(metrics), squeeze=False)[0]
         for ax, metric in zip(axes, metrics, strict=True):
             if (benchmark, setting, metric) in means:
-                _draw_panel(ax, means[benchmark, setting, metric])
+                draw_panel(ax, means[benchmark, setting, metric])
                 drawn.append(means[benchmark, setting, metric])
             else:
                 ax.set_axis_off()
-    _draw_legend(figure, drawn)
+    draw_legend(figure, drawn)
     return figure
 
 
-def _draw_panel(ax: Axes, panel: Panel) -> None:
+def draw_panel(ax: Axes, panel: Panel) -> None:
+    """Draw the lines of a panel with their bands and axes, without a legend."""
     kept, note = split_full(panel)
     axis = value_axis(kept)
     for line in reversed(kept.series):  # the learned policy last: on top
@@ -160,7 +161,8 @@ def _draw_line(ax: Axes, line: Series, axis: ValueAxis) -> None:
     )
 
 
-def _draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
+def draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
+    """Name every method of the panels once, below the figure, and say what the bands are."""
     methods = sorted({line.method for panel in panels for line in panel.series}, key=method_order)
     handles = []
     for method in methods:
@@ -194,7 +196,8 @@ def _crowded(budgets: Sequence[int]) -> bool:
     return any(math.log2(b / a) / span < 0.09 for a, b in itertools.pairwise(budgets))
 
 
-def _replace(path: Path, content: bytes) -> Path:
+def replace_file(path: Path, content: bytes) -> Path:
+    """Write a file in one step: readers find the old content or the new."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)

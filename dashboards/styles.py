@@ -46,19 +46,24 @@ class Style:
 
 _STYLES = {
     LEARNED: Style(colour="#D55E00", marker="o", symbol="circle", width=3.0, band_alpha=0.25),
+    "kvp_heads": Style(colour="#E69F00", marker="d", symbol="diamond-tall", width=2.2, band_alpha=0.15),
     "oracle": Style(colour="#000000", marker="", symbol="line-ew", dash="dash", width=1.8, band_alpha=0.08),
     "full": Style(colour="#555555", marker="", symbol="line-ew", dash="dot", width=1.8, band_alpha=0.08),
+    "judgeq": Style(colour="#009E73", marker="*", symbol="star"),
     "random": Style(colour="#A6A6A6", marker="x", symbol="x-thin-open"),
     "streaming_llm": Style(colour="#88CCEE", marker="s", symbol="square"),
     "knorm": Style(colour="#999933", marker="^", symbol="triangle-up"),
     "keydiff": Style(colour="#332288", marker="D", symbol="diamond"),
     "lagkv": Style(colour="#DDCC77", marker="v", symbol="triangle-down"),
+    "expected_attention": Style(colour="#0072B2", marker=">", symbol="triangle-right"),
     "snapkv": Style(colour="#117733", marker="P", symbol="cross"),
+    "pyramidkv": Style(colour="#CC6677", marker="p", symbol="pentagon"),
+    "adakv": Style(colour="#AA4499", marker="h", symbol="hexagon"),
     "tova": Style(colour="#882255", marker="<", symbol="triangle-left"),
     "h2o": Style(colour="#44AA99", marker="X", symbol="x"),
 }
-_SPARE_COLOURS = ("#CC6677", "#AA4499", "#0072B2", "#E69F00", "#009E73")
-_SPARE_MARKERS = (("*", "star"), (">", "triangle-right"), ("p", "pentagon"), ("h", "hexagon"))
+_SPARE_COLOURS = ("#6699CC", "#661100", "#BBCC33", "#EE99AA", "#225555")
+_SPARE_MARKERS = (("8", "octagon"), ("H", "hexagon2"), ("1", "y-down-open"), ("+", "cross-thin-open"))
 
 
 def style_of(method: str) -> Style:

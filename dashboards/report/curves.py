@@ -1,0 +1,172 @@
+"""Sections of budget curves: each metric against the budget, and whether the reward survives eviction."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from matplotlib.figure import Figure
+
+from dashboards.curves import draw_legend, draw_panel
+from dashboards.report.claims import ANALYSES
+from dashboards.report.document import (
+    NOTHING,
+    Block,
+    Picture,
+    Section,
+    Table,
+    missing,
+    number,
+    prose,
+    sentence,
+    table,
+    with_interval,
+)
+from dashboards.report.drawing import new_figure, to_png
+from dashboards.report.view import Place, ReportView, short, short_metric
+from dashboards.series import MEAN_TASK, Panel, Point, band_note, direction
+from dashboards.styles import metric_label, setting_label
+
+_COLUMNS = 3
+_PANEL_INCHES = (3.6, 2.9)
+
+
+def curves_section(view: ReportView) -> Section:
+    """Budget curves of each benchmark, setting and metric: the mean over tasks, then each task."""
+    blocks: list[Block] = [
+        prose(
+            "The budget is what each KV head keeps, in tokens. Fidelity comes first: the KL divergence to the full "
+            "cache's predictions, which also tells methods apart on tasks that the model itself fails."
+        )
+    ]
+    for place in view.places:
+        metrics = view.metrics(place)
+        blocks += _means(view, place, metrics)
+        for metric in metrics:
+            _, tasks = view.panels_of(place, metric)
+            if len(tasks) > 1:
+                blocks.append(_small_multiples(place, metric, tasks))
+    return Section(anchor="curves", title="Budget curves", blocks=tuple(blocks), origin=view.origin)
+
+
+def reward_section(view: ReportView) -> Section:
+    """Future attention on compacted caches: its correlation with that on the full one, and the share that was lost."""
+    blocks: list[Block] = [
+        prose(
+            "Policies are trained on the attention that the full cache receives. If eviction changed that attention, "
+            "the training signal would not hold. The rank correlation is over the entries that a head kept; the missed "
+            "mass is the share of the full cache's future attention that went to entries that were evicted."
+        )
+    ]
+    for place in view.places:
+        means = [view.panels_of(place, metric)[0] for metric in ANALYSES]
+        if drawn := [panel for panel in means if panel is not None]:
+            blocks.append(_picture(place, drawn, f"Does the reward survive eviction? {short(place)}"))
+        else:
+            blocks.append(
+                missing(
+                    f"future attention recomputed on compacted caches ({short(place)})",
+                    "`kvp evaluate --set evaluate.num_analysed=4` measures it on four samples.",
+                )
+            )
+    return Section(anchor="reward", title="Does the reward survive eviction?", blocks=tuple(blocks), origin=view.origin)
+
+
+def _means(view: ReportView, place: Place, metrics: Sequence[str]) -> Iterator[Block]:
+    panels = [panel for metric in metrics if (panel := view.panels_of(place, metric)[0]) is not None]
+    if panels:
+        yield _picture(place, panels, f"Budget curves, mean over tasks: {short(place)}")
+    else:
+        yield missing(f"a mean over tasks ({short(place)})", "`kvp evaluate` adds it for every curve.")
+
+
+def _picture(place: Place, panels: Sequence[Panel], title: str) -> Picture:
+    return Picture(
+        png=to_png(_grid(panels, [short_metric(panel.metric) for panel in panels])),
+        title=title,
+        caption=f"{sentence(setting_label(place[1]))}. {_directions(panels)}.",
+        alt=_alt(panels, title),
+        tables=tuple(points_table(panel) for panel in panels),
+    )
+
+
+def _small_multiples(place: Place, metric: str, tasks: Sequence[Panel]) -> Picture:
+    title = f"The same by task: {short(place)}, {short_metric(metric)}"
+    return Picture(
+        png=to_png(_grid(tasks, [panel.task for panel in tasks])),
+        title=title,
+        caption=f"One panel a task, each with a scale of its own. {_directions(tasks)}.",
+        alt=_alt(tasks, title),
+        tables=tuple(points_table(panel) for panel in tasks),
+    )
+
+
+def _grid(panels: Sequence[Panel], titles: Sequence[str]) -> Figure:
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    width, height = _PANEL_INCHES
+    figure = new_figure(max(columns, 2) * width, rows * height + 1.1)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax, panel, title in zip(axes, panels, titles, strict=False):
+        draw_panel(ax, panel)
+        ax.set_title(f"{title}\n{ax.get_title(loc='left')}", fontsize=9, loc="left")
+        ax.set_xlabel("budget (tokens per KV head)", fontsize=9)
+        ax.set_ylabel(_unit(panel.metric), fontsize=9)
+        ax.tick_params(labelsize=8)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    draw_legend(figure, panels)
+    return figure
+
+
+def _unit(metric: str) -> str:
+    """What stands in brackets behind a metric's words."""
+    _, bracket, unit = metric_label(metric).rpartition("(")
+    return unit.rstrip(")") if bracket else ""
+
+
+def points_table(panel: Panel) -> Table:
+    """Every point of a panel: methods by budgets."""
+    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
+    task = "mean over tasks" if panel.task == MEAN_TASK else f"task {panel.task}"
+    return table(
+        f"{short((panel.benchmark, panel.setting))}, {task}: {metric_label(panel.metric)}",
+        ("method", *map(str, panel.budgets)),
+        [(line.method, *(_cell(points.get((line.method, b))) for b in panel.budgets)) for line in panel.series],
+        note=f"Value [interval] by budget; {direction(panel.metric)}; {_counts(panel)}.{_exception(panel)}",
+    )
+
+
+def _exception(panel: Panel) -> str:
+    points = [point for line in panel.series for point in line.points]
+    return (
+        "" if all(point.has_interval for point in points) else " A value alone has no interval: a task has one sample."
+    )
+
+
+def _cell(point: Point | None) -> str:
+    if point is None:
+        return NOTHING
+    return with_interval(point.value, point.low, point.high) if point.has_interval else number(point.value)
+
+
+def _counts(panel: Panel) -> str:
+    counts = sorted({point.num_samples for line in panel.series for point in line.points})
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples"
+
+
+def _directions(panels: Sequence[Panel]) -> str:
+    ways = groupby(sorted(panels, key=lambda p: direction(p.metric), reverse=True), key=lambda p: direction(p.metric))
+    parts = [f"{way} in {', '.join(dict.fromkeys(short_metric(panel.metric) for panel in own))}" for way, own in ways]
+    return sentence("; ".join(parts) if len(parts) > 1 else direction(panels[0].metric))
+
+
+def _alt(panels: Sequence[Panel], title: str) -> str:
+    methods = dict.fromkeys(line.method for panel in panels for line in panel.series)
+    first = panels[0]
+    ends = "; ".join(
+        f"{line.method} from {number(line.points[0].value)} to {number(line.points[-1].value)}" for line in first.series
+    )
+    return (
+        f"{title}. Line charts of {len(methods)} methods over budgets of {first.budgets[0]} to {first.budgets[-1]} "
+        f"tokens; {band_note(panels)}. In the first panel ({short_metric(first.metric)}, {first.task}): {ends}. All "
+        "values are in the tables below."
+    )

@@ -1,0 +1,191 @@
+"""Section: are the best sets of different budgets nested, and does a score track the harm of leaving a token out?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dashboards.report.claims import Row
+from dashboards.report.document import (
+    NOTHING,
+    Block,
+    Picture,
+    Section,
+    Table,
+    is_number,
+    missing,
+    prose,
+    table,
+    with_interval,
+)
+from dashboards.report.drawing import GREY, SEQUENTIAL, new_figure, plain_axes, to_png
+from dashboards.report.view import Place, ReportView, short
+from dashboards.styles import method_order, style_of
+
+_NESTED = {
+    "overlap": "share of the smaller set that both choices have",
+    "excess_missed_mass": "future attention missed beyond the best set's (share)",
+}
+_ANALYSED = "`kvp evaluate --set evaluate.num_analysed=4` measures it on four samples."
+Cells = Mapping[tuple[int, int], Row]
+
+
+def findings_section(view: ReportView) -> Section:
+    """Nestedness and leave-one-out, for each benchmark and setting."""
+    return Section(
+        anchor="findings",
+        title="Nestedness, and leaving one token out",
+        blocks=tuple(_blocks(view)),
+        origin=view.origin,
+    )
+
+
+def _blocks(view: ReportView) -> Iterator[Block]:
+    nested = [row for row in view.rows.findings if row["analysis"] == "nestedness"]
+    left_out = [row for row in view.rows.findings if row["analysis"] == "leave_one_out"]
+    yield prose(
+        "One ranking serves every budget only as far as the best sets are nested. For two budgets: keep the best "
+        "entries of the larger one, recompute the future attention on what is left, keep the best of the smaller "
+        "budget by that, and compare with the smaller budget's best set on the full cache. An overlap of 1 and an "
+        "excess of 0 mean that one ranking loses nothing."
+    )
+    for place in _places(nested):
+        yield from _nestedness(place, [row for row in nested if (row["benchmark"], row["setting"]) == place])
+    if not nested:
+        yield missing("nestedness of the best sets", _ANALYSED)
+    yield prose(
+        "Does a score say how much a token matters? One token at a time is taken out of every head, and the divergence "
+        "from the full cache is measured; the rank correlation of a method's scores with it is 1 where the scores "
+        "order tokens by their harm, and 0 where they say nothing."
+    )
+    for place in _places(left_out):
+        yield _left_out(place, [row for row in left_out if (row["benchmark"], row["setting"]) == place])
+    if not left_out:
+        yield missing("the harm of leaving single tokens out", _ANALYSED)
+
+
+def _places(findings: Sequence[Row]) -> list[Place]:
+    return sorted({(row["benchmark"], row["setting"]) for row in findings})
+
+
+def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
+    for method in sorted({row["method"] for row in rows}, key=method_order):
+        found = {
+            quantity: {
+                (row["budget"], row["larger_budget"]): row
+                for row in rows
+                if (row["method"], row["quantity"]) == (method, quantity)
+            }
+            for quantity in _NESTED
+        }
+        there = {quantity: cells for quantity, cells in found.items() if cells}
+        if there:
+            yield _nested_picture(place, method, there)
+
+
+def _nested_picture(place: Place, method: str, found: Mapping[str, Cells]) -> Picture:
+    title = f"Are the best sets nested? {short(place)}, chosen by {method}"
+    figure = new_figure(9.5, 3.5)
+    for ax, (quantity, cells) in zip(figure.subplots(1, len(found), squeeze=False).flat, found.items(), strict=True):
+        larger = sorted({pair[1] for pair in cells})
+        colours = _shades(len(larger))
+        for line, of in enumerate(larger):
+            points = sorted((budget, row) for (budget, other), row in cells.items() if other == of)
+            ax.errorbar(
+                [budget for budget, _ in points],
+                [row["value"] for _, row in points],
+                yerr=_bars([row for _, row in points]),
+                color=colours[line],
+                marker="osD^vPX*"[line % 8],
+                markersize=5,
+                linewidth=1.4,
+                capsize=2.5,
+                label=f"from {of} tokens",
+            )
+        ax.set_xscale("log", base=2)
+        budgets = sorted({pair[0] for pair in cells})
+        ax.set_xticks(budgets, [str(budget) for budget in budgets])
+        ax.set_xlabel("smaller budget (tokens per KV head)", fontsize=9, color=GREY)
+        ax.set_title(_NESTED[quantity], fontsize=9, loc="left", color=GREY)
+        plain_axes(ax)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
+    tables = tuple(_nested_table(place, method, quantity, cells) for quantity, cells in found.items())
+    return Picture(
+        png=to_png(figure),
+        title=title,
+        caption="One line for each larger budget, whose cache was chosen from; bars: bootstrap intervals over samples.",
+        alt=f"{title}. Line charts against the smaller budget; all values are in the tables below.",
+        tables=tables,
+    )
+
+
+def _nested_table(place: Place, method: str, quantity: str, cells: Cells) -> Table:
+    budgets, larger = (sorted({pair[end] for pair in cells}) for end in (0, 1))
+    return table(
+        f"{short(place)}, {method}: {_NESTED[quantity]}",
+        ("smaller budget", *(f"from {of} tokens" for of in larger)),
+        [(str(budget), *(_cell(cells.get((budget, of))) for of in larger)) for budget in budgets],
+        note=f"Value [interval]; {_samples(list(cells.values()))}.",
+    )
+
+
+def _left_out(place: Place, rows: Sequence[Row]) -> Picture:
+    title = f"Does the score track the harm? {short(place)}"
+    ordered = sorted(rows, key=lambda row: (method_order(row["method"]), row["seed"], row["budget"] or 0))
+    figure = new_figure(7.5, 0.32 * len(ordered) + 0.9)
+    ax = figure.subplots()
+    for y, row in enumerate(reversed(ordered)):
+        style = style_of(row["method"])
+        ax.errorbar(
+            [row["value"]],
+            [y],
+            xerr=_bars([row]),
+            color=style.colour,
+            marker=style.marker or "|",
+            markersize=7,
+            capsize=3,
+        )
+    ax.axvline(0, color=GREY, linewidth=0.8)
+    ax.set_yticks(range(len(ordered)), [_name(row) for row in reversed(ordered)])
+    ax.set_xlabel("rank correlation of scores with the divergence", fontsize=9, color=GREY)
+    plain_axes(ax)
+    numbers = table(
+        title,
+        ("method", "seed", "rank correlation [interval]", "samples"),
+        [(row["method"], str(row["seed"]), _cell(row), str(row["n"])) for row in ordered],
+        num_labels=2,
+    )
+    values = ", ".join(f"{_name(row)} {_cell(row)}" for row in ordered)
+    return Picture(
+        png=to_png(figure),
+        title=title,
+        caption="One mark a method and seed; bars: bootstrap intervals over samples.",
+        alt=f"{title}. {values}.",
+        tables=(numbers,),
+    )
+
+
+def _name(row: Row) -> str:
+    return f"{row['method']}, seed {row['seed']}" if row["seed"] else str(row["method"])
+
+
+def _cell(row: Row | None) -> str:
+    return NOTHING if row is None else with_interval(row["value"], row["ci_low"], row["ci_high"])
+
+
+def _bars(rows: Sequence[Row]) -> list[list[float]]:
+    """How far the ends of the intervals are from the values; nothing where there is no interval."""
+
+    def reach(row: Row, end: str) -> float:
+        return abs(row[end] - row["value"]) if is_number(row[end]) else 0.0
+
+    return [[reach(row, end) for row in rows] for end in ("ci_low", "ci_high")]
+
+
+def _samples(rows: Sequence[Row]) -> str:
+    counts = sorted({row["n"] for row in rows})
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples"
+
+
+def _shades(count: int) -> list[tuple[float, float, float, float]]:
+    from matplotlib import colormaps
+
+    return [colormaps[SEQUENTIAL](place / max(1, count - 1) * 0.85) for place in range(count)]

@@ -1,0 +1,236 @@
+"""Section: how the policies learned, and what other objectives reach on the same traces."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+
+from matplotlib.figure import Figure
+
+from dashboards.report.document import (
+    NOTHING,
+    Block,
+    Picture,
+    Section,
+    Table,
+    counted,
+    duration,
+    missing,
+    number,
+    percent,
+    prose,
+    table,
+    with_interval,
+)
+from dashboards.report.drawing import GREY, log_axis, new_figure, plain_axes, to_png
+from dashboards.report.judged import agent_words
+from dashboards.report.rows import Row, Training
+from dashboards.report.view import ReportView
+
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
+_MARKERS = "osD^vP*X"
+_DASHES = ("-", "--", "-.", ":")
+Curve = Sequence[tuple[float, float]]
+
+
+def training_section(view: ReportView) -> Section:
+    """Held-out cost against steps and seconds; outcomes by objective."""
+    trainings = [*view.rows.trainings, *view.rows.other_trainings]
+    origin = {
+        **view.origin,
+        "other policy sets": [training.policy_set_id for training in view.rows.other_trainings],
+        "their runs": [training.run["run_id"] for training in view.rows.other_trainings],
+    }
+    return Section(anchor="training", title="Training", blocks=tuple(_blocks(view, trainings)), origin=origin)
+
+
+def _blocks(view: ReportView, trainings: Sequence[Training]) -> Iterator[Block]:
+    if not trainings:
+        yield missing("a training of policies", "`kvp run` with `kvp` among the methods trains them.")
+        return
+    yield prose(
+        "The held-out cost is the normalised eviction cost on validation traces that no policy was trained on, mean "
+        "over heads; 1 is optimal. Losses of different objectives have no common scale; held-out costs have."
+    )
+    curves = {training.policy_set_id: cost_by_step(training) for training in trainings}
+    if any(curves.values()):
+        yield _picture(trainings, curves)
+    else:
+        yield missing("held-out costs during training", "`kvp train` adds them to the table metrics.")
+    if not any(cost_by_second(training) for training in trainings):
+        yield missing("seconds of training by step", "`kvp train` of this release adds them to the table metrics.")
+    yield _outcomes(view, trainings)
+    if view.rows.objective_comparisons:
+        yield _objectives(view.rows.objective_comparisons)
+    else:
+        yield missing(
+            "another objective with the judged policies' options, seeds and traces",
+            "`kvp train --objective rloo` (or mse, log_mse, pairwise, listwise, soft_rank) with the same options adds "
+            "one.",
+        )
+
+
+def cost_by_step(training: Training) -> Curve:
+    """(step, held-out cost), ascending."""
+    return sorted((row["step"], row["value"]) for row in training.curve if row["name"] == "heldout_cost")
+
+
+def cost_by_second(training: Training) -> Curve:
+    """(seconds of training, held-out cost), where seconds were recorded."""
+    seconds = {row["step"]: row["value"] for row in training.curve if row["name"] == "seconds"}
+    return [(seconds[step], cost) for step, cost in cost_by_step(training) if step in seconds]
+
+
+def _groups(trainings: Sequence[Training]) -> list[list[Training]]:
+    """Trainings that differ by nothing but the seed."""
+    groups: dict[str, list[Training]] = {}
+    for training in trainings:
+        key = json.dumps([training.parameters, training.snapshot_ids], sort_keys=True)
+        groups.setdefault(key, []).append(training)
+    return sorted(groups.values(), key=lambda group: (group[0].objective, _final(group), group[0].policy_set_id))
+
+
+def _final(group: Sequence[Training]) -> float:
+    return fmean(_mean_cost(training) for training in group)
+
+
+def _mean_cost(training: Training) -> float:
+    return fmean(training.costs) if training.costs else float("nan")
+
+
+def _label(group: Sequence[Training]) -> str:
+    first = group[0]
+    steps = f"{first.parameters.get('num_steps', '?')} steps"
+    return f"{first.objective}, {steps}, {_width(first)}{counted(len(group), 'seed')}"
+
+
+def _width(training: Training) -> str:
+    width = training.parameters.get("agent", {}).get("width")
+    return f"width {width}, " if width else ""
+
+
+def _picture(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Picture:
+    groups = _groups(trainings)
+    ends = "; ".join(f"{_label(group)}: {number(_final(group))} at the end" for group in groups)
+    return Picture(
+        png=to_png(draw_courses(trainings)),
+        title="Held-out cost during training",
+        caption="One line a policy set, seeds of one configuration in one colour; both axes are logarithmic. A curve "
+        "is the mean over heads, measured every so many steps.",
+        alt=f"Line charts of held-out cost against training. {ends}. All values are in the table below.",
+        tables=(_steps_table(trainings, curves),),
+    )
+
+
+def draw_courses(trainings: Sequence[Training]) -> Figure:
+    """Held-out cost against steps, and against seconds where these were recorded."""
+    groups = _groups(trainings)
+    axes_of = [("training steps", cost_by_step)]
+    if any(cost_by_second(training) for training in trainings):
+        axes_of.append(("seconds of training", cost_by_second))
+    figure = new_figure(4.9 * len(axes_of) + (1.5 if len(axes_of) == 1 else 0), 3.6 + 0.22 * len(groups))
+    for ax, (words, curve_of) in zip(figure.subplots(1, len(axes_of), squeeze=False).flat, axes_of, strict=True):
+        for place, group in enumerate(groups):
+            for number_in_group, training in enumerate(group):
+                if points := curve_of(training):
+                    ax.plot(
+                        *zip(*points, strict=True),
+                        color=_COLOURS[place % len(_COLOURS)],
+                        linestyle=_DASHES[place // len(_COLOURS) % len(_DASHES)],
+                        marker=_MARKERS[place % len(_MARKERS)],
+                        markersize=4,
+                        linewidth=1.4,
+                        alpha=0.85,
+                        label=_label(group) if number_in_group == 0 else None,
+                    )
+        log_axis(ax.xaxis)
+        log_axis(ax.yaxis)
+        ax.set_xlabel(words, fontsize=9, color=GREY)
+        ax.set_ylabel("held-out cost (1 is optimal)", fontsize=9, color=GREY)
+        plain_axes(ax)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
+    return figure
+
+
+def _steps_table(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Table:
+    return table(
+        "Held-out cost by step",
+        ("policy set", "objective", "seed", "step: cost (seconds)"),
+        [
+            (training.policy_set_id, training.objective, str(training.run["seed"]), _course(training))
+            for training in trainings
+            if curves[training.policy_set_id]
+        ],
+        num_labels=4,
+    )
+
+
+def _course(training: Training) -> str:
+    seconds = {row["step"]: row["value"] for row in training.curve if row["name"] == "seconds"}
+    return ", ".join(
+        f"{step:.0f}: {number(cost)}" + (f" ({duration(seconds[step])})" if step in seconds else "")
+        for step, cost in cost_by_step(training)
+    )
+
+
+def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
+    judged = {training.policy_set_id for training in view.rows.trainings}
+    rows = []
+    for group in _groups(trainings):
+        costs = [_mean_cost(training) for training in group]
+        first = group[0]
+        spread = f"{number(stdev(costs))} [{number(min(costs))}, {number(max(costs))}]" if len(costs) > 1 else NOTHING
+        rows.append(
+            (
+                first.objective,
+                agent_words(first),
+                str(first.parameters.get("num_steps", NOTHING)),
+                str(first.parameters.get("learning_rate", NOTHING)),
+                str(len(group)),
+                number(fmean(costs)),
+                spread,
+                number(max(max(training.costs, default=float("nan")) for training in group)),
+                duration(fmean(training.seconds for training in group)),
+                "yes" if any(training.policy_set_id in judged for training in group) else "no",
+            )
+        )
+    return table(
+        "Training outcomes on the same traces, by objective",
+        (
+            "objective",
+            "agent",
+            "steps",
+            "learning rate",
+            "seeds",
+            "held-out cost",
+            "std over seeds [least, most]",
+            "worst head",
+            "time",
+            "judged here",
+        ),
+        rows,
+        note="exact and rloo are two estimators of the policy gradient; the others are supervised surrogates. Mean "
+        "over heads and seeds; brackets: the seeds' range. Time: mean over seeds, all groups of heads added up.",
+        num_labels=2,
+    )
+
+
+def _objectives(comparisons: Sequence[Row]) -> Table:
+    return table(
+        "Objectives with the judged policies' options, paired by head and seed",
+        ("objective", "held-out cost [interval]", "minus the judged one [interval]", "heads that are better", "seeds"),
+        [
+            (
+                row["objective"] + (" (judged)" if row["is_judged"] else ""),
+                with_interval(row["cost"], row["cost_low"], row["cost_high"]),
+                NOTHING
+                if row["is_judged"]
+                else with_interval(row["difference"], row["ci_low"], row["ci_high"], signed=True),
+                NOTHING if row["is_judged"] else percent(row["heads_better"]),
+                str(row["num_seeds"]),
+            )
+            for row in comparisons
+        ],
+        note="Lower is better. Heads are the sample: an interval says how far the mean over heads would move with "
+        "other heads of this model and, where there are several, with other seeds.",
+    )

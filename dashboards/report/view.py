@@ -1,0 +1,118 @@
+"""One evaluation as sections look at it: its curves by benchmark and setting, its claims, and where all is from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum
+
+from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
+from dashboards.report.rows import ReportRows
+from dashboards.series import MEAN_TASK, Panel, make_panels
+from dashboards.styles import metric_label
+
+Place = tuple[str, str]
+"""A benchmark and a setting, which no figure mixes."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportView:
+    """What sections are made of.
+
+    Attributes:
+        rows: everything that was read.
+    """
+
+    rows: ReportRows
+
+    @cached_property
+    def panels(self) -> list[Panel]:
+        """All curves."""
+        return make_panels(self.rows.curves)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Benchmarks and settings, in the order of figures."""
+        return list(dict.fromkeys((panel.benchmark, panel.setting) for panel in self.panels))
+
+    @cached_property
+    def own(self) -> list[str]:
+        """Methods made from this evaluation's policy sets."""
+        return own_methods(self.rows.curves)
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """Mean over tasks, of every own method."""
+        return make_claims(self.rows.comparisons, self.panels, self.own)
+
+    @cached_property
+    def task_claims(self) -> list[Claim]:
+        """Of single tasks."""
+        return make_claims(self.rows.task_comparisons, self.panels, self.own)
+
+    @cached_property
+    def origin(self) -> Mapping[str, Sequence[str]]:
+        """What the evaluation came from: words to ids."""
+        rows = self.rows
+        trained = [training.run["run_id"] for training in rows.trainings]
+        snapshots = [name for training in rows.trainings for name in training.snapshot_ids]
+        sealed = [edge.source for edge in rows.graph.edges if edge.role == "output" and edge.target in snapshots]
+        ids = {words: rows.input_ids([rows.run_id], kind) for words, kind in _READ.items()}
+        return {
+            "evaluation": [rows.evaluation_id],
+            "run": [rows.run_id],
+            **ids,
+            "training runs": trained,
+            "traces": list(dict.fromkeys(snapshots)),
+            "training prompts": rows.input_ids(sealed, "prompts"),
+        }
+
+    def metrics(self, place: Place) -> list[str]:
+        """Metrics that are competed for in a place, the one that claims are about first; none where there are none."""
+        there = {panel.metric for panel in self.panels if (panel.benchmark, panel.setting) == place}
+        return ordered_metrics(there)
+
+    def panels_of(self, place: Place, metric: str) -> tuple[Panel | None, list[Panel]]:
+        """The mean over tasks, if it is there, and the single tasks."""
+        own = [p for p in self.panels if (p.benchmark, p.setting, p.metric) == (*place, metric)]
+        mean = next((panel for panel in own if panel.task == MEAN_TASK), None)
+        return mean, [panel for panel in own if panel.task != MEAN_TASK]
+
+    @cached_property
+    def contexts(self) -> Mapping[Place, float]:
+        """Mean tokens of context of the judged samples."""
+        found: dict[Place, list[int]] = {}
+        for row in self.rows.samples:
+            found.setdefault((row["benchmark"], row["setting"]), []).append(row["context_tokens"])
+        return {place: fsum(lengths) / len(lengths) for place, lengths in found.items()}
+
+    def share(self, place: Place, budget: int) -> float | None:
+        """A budget's share of the mean context, where its length is known."""
+        return budget / self.contexts[place] if place in self.contexts else None
+
+
+def short(place: Place) -> str:
+    """A place in a few words."""
+    benchmark, setting = place
+    return f"{benchmark}, {setting.replace('_', '-')}"
+
+
+def describe(metric: str) -> Callable[[Claim], str]:
+    """Words for where claims about a metric stand."""
+    return lambda claim: f"{short((claim.benchmark, claim.setting))}, {short_metric(metric)}"
+
+
+def short_metric(metric: str) -> str:
+    """A metric without its unit."""
+    return _SHORT.get(metric) or metric_label(metric).split(" (")[0]
+
+
+_SHORT = {"kl": "fidelity (KL)", "kl_answer": "fidelity over the answer (KL)"}
+_READ = {
+    "model": "model",
+    "judged prompts": "prompts",
+    "policy sets": "policy_set",
+    "soft tokens": "soft_tokens",
+    "request": "request",
+    "code": "code",
+    "environment": "environment",
+}

@@ -1,0 +1,206 @@
+"""Section: where the learned policies win, and where they do not, in words and in numbers."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
+from dashboards.report.document import (
+    MARKS,
+    MARKS_NOTE,
+    NOTHING,
+    Block,
+    Prose,
+    Section,
+    Table,
+    interval,
+    missing,
+    number,
+    percent,
+    prose,
+    table,
+    with_interval,
+)
+from dashboards.report.view import Place, ReportView, describe, short, short_metric
+from dashboards.series import MEAN_TASK, direction
+from dashboards.styles import method_order
+
+REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
+
+
+def wins_section(view: ReportView) -> Section:
+    """Does a learned policy beat every baseline, budget by budget; against whom it does not; how far the oracle is."""
+    return Section(
+        anchor="claims", title="Does the learned policy win?", blocks=tuple(_blocks(view)), origin=view.origin
+    )
+
+
+def headlines(view: ReportView) -> list[str]:
+    """The outcome in a few sentences: one for each own method, benchmark and setting, by the metric that leads."""
+    found = []
+    for place in view.places:
+        for method in view.own:
+            if claims := _lead_claims(view, place, method):
+                words = describe(claims[0].metric)
+                found += [summary_words(claims, words), oracle_words(claims, words)]
+    return [line for line in found if line]
+
+
+def _blocks(view: ReportView) -> Iterator[Block]:
+    if not view.own:
+        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
+        return
+    if not view.claims:
+        yield missing("paired differences between methods, so nothing can be claimed", REMEDY)
+        return
+    yield prose(
+        "A method beats another where the bootstrap interval of their paired difference, over samples and over "
+        "training seeds, excludes 0. A baseline is any method that evicts, does not know the future and is not made "
+        "from these policy sets. Each interval stands for one pair at one budget: of twenty true ties about one is "
+        "called a difference at 95 %, and neighbouring budgets err together."
+    )
+    for place in view.places:
+        for method in view.own:
+            yield from _of_place(view, place, method)
+    if not view.task_claims:
+        yield missing(
+            "paired differences within single tasks",
+            "They are computed from the table scores, which has no rows of this evaluation.",
+        )
+
+
+def _of_place(view: ReportView, place: Place, method: str) -> Iterator[Block]:
+    claims = _lead_claims(view, place, method)
+    if not claims:
+        return
+    words = describe(claims[0].metric)
+    lines = (summary_words(claims, words), oracle_words(claims, words))
+    yield Prose(lines=tuple(filter(None, lines)), kind="claim")
+    yield Prose(lines=tuple(claim_words(claim, view.share(place, claim.budget)) for claim in claims))
+    yield _against_best(view, place, claims)
+    yield _against_each(place, claims)
+    yield from _by_metric(view, place, method)
+    yield from _by_task(view, place, method)
+
+
+def _lead_claims(view: ReportView, place: Place, method: str) -> list[Claim]:
+    """By the metric that leads among those that were compared."""
+    own = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
+    compared = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)]
+    return [claim for claim in own if claim.metric in compared[:1]]
+
+
+def _against_best(view: ReportView, place: Place, claims: Sequence[Claim]) -> Table:
+    metric, method = claims[0].metric, claims[0].method
+    rows = []
+    for claim in claims:
+        best = claim.baselines[0] if claim.baselines else None
+        share = view.share(place, claim.budget)
+        rows.append(
+            (
+                f"{claim.budget}" + (f" ({percent(share)})" if share else ""),
+                _value(view, place, claim),
+                *_versus(claim, best, with_name=True),
+                *_versus(claim, claim.oracle, with_name=False),
+                NOTHING if claim.seed_std is None else f"{number(claim.seed_std)} of {claim.num_seeds}",
+            )
+        )
+    return table(
+        f"{method} against the best baseline and the oracle: {short(place)}, {short_metric(metric)}",
+        (
+            "budget (of context)",
+            f"{method} [interval]",
+            "best baseline",
+            "ratio",
+            "difference [interval]",
+            "confidence",
+            "oracle",
+            "ratio to oracle",
+            "difference to oracle [interval]",
+            "std of seeds",
+        ),
+        rows,
+        note=f"Here {direction(metric)}. The best baseline is the one with the best mean there, chosen by the same "
+        f"scores, which flatters it. Confidence: share of the resamples in which {method} is better. {MARKS_NOTE}.",
+    )
+
+
+def _value(view: ReportView, place: Place, claim: Claim) -> str:
+    mean, tasks = view.panels_of(place, claim.metric)
+    panels = [panel for panel in [mean, *tasks] if panel is not None and panel.task == claim.task]
+    for line in panels[0].series if panels else ():
+        for point in line.points:
+            if (line.method, point.budget) == (claim.method, claim.budget):
+                ends = (point.low, point.high) if point.has_interval else (None, None)
+                return with_interval(point.value, *ends)
+    return number(claim.value)
+
+
+def _versus(claim: Claim, other: Opponent | None, *, with_name: bool) -> tuple[str, ...]:
+    if other is None:
+        return (NOTHING,) * (4 if with_name else 3)
+    difference = (
+        f"{MARKS[other.verdict]} {number(other.difference, signed=True)} {interval(other.low, other.high, signed=True)}"
+    )
+    value = f"{other.method} {number(other.value)}" if with_name else number(other.value)
+    return (value, ratio(claim, other), difference, *([f"{other.confidence:.3f}"] if with_name else []))
+
+
+def _against_each(place: Place, claims: Sequence[Claim]) -> Table:
+    method, metric = claims[0].method, claims[0].metric
+    of = {(claim.budget, other.method): other for claim in claims for other in (*claim.baselines, *claim.variants)}
+    rivals = sorted({name for _, name in of}, key=method_order)
+    return table(
+        f"{method} minus every other contender: {short(place)}, {short_metric(metric)}",
+        ("other method", *(str(claim.budget) for claim in claims)),
+        [(name, *(_cell(of.get((claim.budget, name))) for claim in claims)) for name in rivals],
+        note=f"Difference [interval] by budget. Here {direction(metric)}. {MARKS_NOTE}.",
+    )
+
+
+def _cell(other: Opponent | None, *, with_name: bool = False) -> str:
+    if other is None:
+        return NOTHING
+    name = f"{other.method} " if with_name else ""
+    ends = interval(other.low, other.high, signed=True)
+    return f"{MARKS[other.verdict]} {name}{number(other.difference, signed=True)} {ends}"
+
+
+def _by_metric(view: ReportView, place: Place, method: str) -> Iterator[Block]:
+    """The other metrics of a place: one line each."""
+    own = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
+    metrics = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][1:]
+    curves = [[claim for claim in own if claim.metric == metric] for metric in metrics]
+    if curves:
+        yield Prose(lines=tuple(summary_words(claims, describe(claims[0].metric)) for claims in curves), kind="claim")
+        title = f"{method} minus the baseline that stands strongest against it, by metric: {short(place)}"
+        yield _strongest(title, "metric", [(short_metric(claims[0].metric), claims) for claims in curves])
+
+
+def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
+    own = [c for c in view.task_claims if (c.benchmark, c.setting) == place and c.method == method]
+    lead = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][:1]
+    tasks = sorted({claim.task for claim in own} - {MEAN_TASK})
+    curves = [(task, [claim for claim in own if claim.task == task and claim.metric in lead]) for task in tasks]
+    if not curves:
+        return
+    yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves), kind="claim")
+    title = f"{method} minus the baseline that stands strongest against it, by task: {short(place)}, "
+    yield _strongest(title + short_metric(lead[0]), "task", curves)
+
+
+def _task_words(task: str, metric: str) -> Callable[[Claim], str]:
+    return lambda claim: f"{short((claim.benchmark, claim.setting))}, task {task}, {short_metric(metric)}"
+
+
+def _strongest(title: str, what: str, curves: Sequence[tuple[str, Sequence[Claim]]]) -> Table:
+    budgets = sorted({claim.budget for _, claims in curves for claim in claims})
+    rows = []
+    for name, claims in curves:
+        of = {claim.budget: claim.toughest for claim in claims}
+        rows.append((name, *(_cell(of.get(budget), with_name=True) for budget in budgets)))
+    return table(
+        title,
+        (what, *map(str, budgets)),
+        rows,
+        note="Difference [interval] by budget, to a baseline that it loses to where there is one, else to one that is "
+        f"undecided, else to the best one. {MARKS_NOTE}.",
+    )

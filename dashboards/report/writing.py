@@ -1,0 +1,70 @@
+"""The report of one evaluation: the paper's figures and tables, from this evaluation's own rows.
+
+`write_report` writes it twice: as a page (`dashboards.report.page`) and as Markdown (`dashboards.report.markdown`). The
+same rows give the same bytes. What a section shows is in the module of its name; what this run has no data for it says.
+"""
+
+from pathlib import Path
+
+from dashboards.curves import replace_file
+from dashboards.report.curves import curves_section, reward_section
+from dashboards.report.document import Document
+from dashboards.report.findings import findings_section
+from dashboards.report.heads import heads_section
+from dashboards.report.judged import judged_section
+from dashboards.report.lineage import lineage_section
+from dashboards.report.markdown import render_report_markdown
+from dashboards.report.matrix import matrix_section
+from dashboards.report.page import render_report_page
+from dashboards.report.rows import ReportRows
+from dashboards.report.training import training_section
+from dashboards.report.view import ReportView
+from dashboards.report.wins import headlines, wins_section
+
+HTML_NAME, MARKDOWN_NAME = "report.html", "report.md"
+_SECTIONS = (
+    judged_section,
+    wins_section,
+    curves_section,
+    matrix_section,
+    heads_section,
+    training_section,
+    reward_section,
+    findings_section,
+    lineage_section,
+)
+
+
+def write_report(rows: ReportRows, folder: Path) -> list[Path]:
+    """Write `report.html` and `report.md`; each is replaced in one step.
+
+    Args:
+        rows: what the catalog has of the evaluation.
+        folder: where the files go; it is made if it is missing.
+
+    Returns:
+        The paths of both.
+
+    Raises:
+        ValueError: rows can't be drawn.
+        OSError: the folder can't be written.
+    """
+    document = make_report(rows)
+    page, tables = render_report_page(document), render_report_markdown(document)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
+
+
+def make_report(rows: ReportRows) -> Document:
+    """The report's content.
+
+    Raises:
+        ValueError: rows can't be drawn.
+    """
+    view = ReportView(rows=rows)
+    summary = headlines(view) or ["Nothing can be claimed from this evaluation: the section on claims says why."]
+    return Document(
+        title=f"Report: {rows.evaluation.name}",
+        summary=(f"{rows.evaluation_id}, made by {rows.run_id}.", *summary),
+        sections=tuple(make(view) for make in _SECTIONS),
+    )

@@ -1,0 +1,145 @@
+"""The command `kvp report`: one evaluation's figures and tables, as a page and as Markdown."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.command_options import HomeOption
+from flows.process import configure_libraries, home_path
+from storage.errors import StorageError, one_line
+from storage.home import Home
+from storage.tables import quote
+
+if TYPE_CHECKING:
+    from dashboards.report.rows import ReportRows, Training
+    from storage.catalog import Catalog
+
+
+def report(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="An evaluation, its run, an MLflow run, or one of its curves; 6+ first characters do"
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report.html and report.md [default: the evaluation's figures]", metavar="FOLDER"),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Write a report of one evaluation: its figures and tables, with where every number is from."""
+    configure_libraries()
+    from dashboards.report.rows import read_report_rows
+    from dashboards.report.writing import write_report
+    from flows.figures import figure_folder
+    from storage.catalog import Catalog
+
+    opened = Home.open(home_path(home), create=False)
+    catalog = Catalog(opened)
+    rows = read_report_rows(catalog, run)
+    rows = replace(
+        rows,
+        task_comparisons=list(task_comparisons(catalog, rows)),
+        objective_comparisons=list(objective_comparisons(rows)),
+    )
+    folder = figure_folder(opened, rows.evaluation_id) if out is None else out
+    try:
+        for path in write_report(rows, folder):
+            print(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from error
+    except ValueError as error:
+        raise StorageError(f"report: {rows.evaluation_id} cannot be drawn: {one_line(error)}") from error
+
+
+def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[str, Any]]:
+    """Every method against every other within single tasks, by the metric that leads.
+
+    The catalog has comparisons of the mean over tasks; those of a task are made of the same scores, with the same
+    resamples, as the evaluation's own parameters say.
+
+    Args:
+        catalog: The catalog.
+        rows: The evaluation; rows like its `comparisons`, each with its task, are given.
+    """
+    from dashboards.report.claims import ordered_metrics
+    from kvpolicy.comparisons import compare_methods
+    from kvpolicy.curves import ExampleScore
+
+    metrics: dict[str, set[str]] = {}
+    for row in rows.curves:
+        metrics.setdefault(row["benchmark"], set()).add(row["metric"])
+    names = [entry.name for entry in fields(ExampleScore)]
+    of_task: dict[tuple[str, str], list[ExampleScore]] = {}
+    for benchmark, measured in metrics.items():
+        for metric in ordered_metrics(measured)[:1]:
+            wanted = {"run_id": rows.run_id, "benchmark": benchmark, "metric": metric}
+            where = " AND ".join(f"{column} = {quote(value)}" for column, value in wanted.items())
+            for row in catalog.rows("scores", where, names):
+                of_task.setdefault((benchmark, row["task"]), []).append(ExampleScore(**row))
+    for (_, task), scores in of_task.items():
+        for comparison in compare_methods(scores, **_statistics(rows)):
+            row = asdict(comparison) | {"task": task, "difference": comparison.difference.mean}
+            low, high = comparison.difference.ends
+            yield row | {"ci_low": low, "ci_high": high, "n": comparison.difference.n}
+
+
+def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
+    """Training objectives against the judged policies' own, where nothing but the objective differs.
+
+    Args:
+        rows: The evaluation with its trainings; of each objective those count that have the seeds of all.
+    """
+    from kvpolicy.ablation import ObjectiveOutcome, compare_objectives
+
+    if not rows.trainings:
+        return
+    found: dict[str, dict[int, ObjectiveOutcome]] = {}
+    for training in [*rows.trainings, *rows.other_trainings]:
+        if _besides_objective(training) == _besides_objective(rows.trainings[0]):
+            outcome = ObjectiveOutcome(
+                objective=training.objective,  # type: ignore[arg-type]  # a name that was checked when it trained
+                seed=training.run["seed"],
+                heldout_cost=training.costs,
+                train_s=training.seconds,
+            )
+            found.setdefault(training.objective, {})[outcome.seed] = outcome
+    shared = set.intersection(*(set(seeds) for seeds in found.values()))
+    if len(found) < 2 or not shared:
+        return
+    judged = rows.trainings[0].objective
+    outcomes = [seeds[seed] for seeds in found.values() for seed in sorted(shared)]
+    for row in compare_objectives(outcomes, reference=judged, **_statistics(rows)):  # type: ignore[arg-type]
+        difference, cost = row.difference, row.cost
+        yield {
+            "objective": row.objective,
+            "is_judged": row.objective == judged,
+            "cost": cost.mean,
+            "cost_low": cost.ends[0],
+            "cost_high": cost.ends[1],
+            "difference": difference.mean,
+            "ci_low": difference.ends[0],
+            "ci_high": difference.ends[1],
+            "heads_better": row.heads_better,
+            "num_seeds": row.num_seeds,
+        }
+
+
+def _besides_objective(training: "Training") -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    return {
+        k: v for k, v in training.parameters.items() if k not in ("objective", "num_rankings")
+    }, training.snapshot_ids
+
+
+def _statistics(rows: "ReportRows") -> dict[str, Any]:
+    """Of the bootstrap, as the evaluation itself used it."""
+    judged: Mapping[str, Any] = rows.run.facts["parameters"]["evaluate"]
+    return {
+        "seed": rows.run.facts["seed"] or 0,
+        "num_resamples": judged["num_resamples"],
+        "confidence": judged["confidence"],
+    }
