@@ -191,7 +191,7 @@ def train_agents(
     if config.agent.standardise:
         source = _fit_inputs(agents, source)
     averaged = copy.deepcopy(agents).requires_grad_(False)
-    optimizer = torch.optim.AdamW(agents.parameters(), weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(agents.parameters(), weight_decay=config.weight_decay, fused=True)
     cost, train_s = torch.full((num_heads,), torch.nan), 0.0
     for step in range(1, config.num_steps + 1):
         started = time.perf_counter()
