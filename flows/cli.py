@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import catalog_commands, lineage_commands, repeat_commands, trace_commands
+from flows import catalog_commands, lineage_commands, repeat_commands, report_commands, trace_commands
 from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
@@ -42,6 +42,10 @@ ObjectiveOption = Annotated[str | None, typer.Option(help="Training objective, s
 TracesOption = Annotated[
     str | None,
     typer.Option(help="Where a new home keeps its traces: a folder or s3://bucket/prefix", metavar="URL"),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any other setting, such as evaluate.num_samples=4; repeatable", metavar="FIELD=VALUE"),
 ]
 CompressionOption = Annotated[str | None, typer.Option(help="Of stored traces: none, zstd or shuffled_zstd")]
 StoredDtypeOption = Annotated[str | None, typer.Option(help="Of stored keys and values: model or float8_e4m3fn")]
@@ -79,6 +83,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         stored_dtype: StoredDtypeOption = None,
         data: DataOption = None,
         language: LanguageOption = None,
+        settings: SettingsOption = None,
         as_json: JsonOption = False,
     ) -> None:
         configure_libraries()
@@ -92,6 +97,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
             objective=objective,
             compression=compression,
             stored_dtype=stored_dtype,
+            settings=settings or None,
             data=data or None,
             language=language,
         )
@@ -144,6 +150,7 @@ app.command()(repeat_commands.rerun)
 app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
+app.command()(report_commands.report)
 app.command()(catalog_commands.compact)
 app.command()(catalog_commands.sql)
 app.command()(catalog_commands.models)

@@ -24,6 +24,7 @@ class Choices:
         stored_dtype: Of stored keys and values: `model` or `float8_e4m3fn`.
         data: Outside files for the tasks that need them, as `source=path` entries.
         language: Code of the one language of dialogues.
+        settings: Any other field of the configuration, as `section.field=value` entries.
     """
 
     tasks: list[str] | None = None
@@ -35,6 +36,7 @@ class Choices:
     stored_dtype: str | None = None
     data: list[str] | None = None
     language: str | None = None
+    settings: list[str] | None = None
 
     def configure(self, preset: str) -> PipelineConfig:
         """The preset with the choices made.
@@ -59,7 +61,7 @@ class Choices:
             section: {key: value for key, value in part.items() if value is not None}
             for section, part in changes.items()
         }
-        return load_preset(preset).with_changes(given)
+        return load_preset(preset).with_changes(given).with_settings(self.settings or [])
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

@@ -18,8 +18,9 @@ from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from tasks.collect import snapshot_ref
 from tasks.references import SnapshotRef, TrainedRef
+from tasks.soft_tokens import train_judge
 from tasks.stage import StageOutcome, find_completed
-from tasks.train import trained_ref, training_stage
+from tasks.trained import trained_ref
 
 NO_CHOICES = Choices()
 
@@ -72,6 +73,11 @@ def train(
         trained = [
             run_training(plan.home, plan.model, snapshot, plan.config.train, seed=own) for own in plan.policy_seeds
         ]
+        if plan.needs("soft_tokens"):
+            setting, config = plan.config.collect.setting, plan.config.soft_tokens
+            for own in plan.policy_seeds:
+                made = train_judge(plan.home, plan.model, plan.train_prompts, config, setting=setting, seed=own)
+                trained.append(made)
         policy, outcome = trained[0]
         skipped = all(found.skipped for _, found in trained)
         return _report(policy.artifact_id, dataclasses.replace(outcome, skipped=skipped), started)
@@ -88,9 +94,8 @@ def evaluate(
     """Judge the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
         started = time.monotonic()
-        config = plan.config.evaluate
-        policies = find_policies(plan) if config.needs("policy_set") else []
-        evaluation, outcome = run_evaluation(plan.home, plan.model, policies, plan.test_prompts, config, seed=seed)
+        trained, config = find_trained(plan), plan.config.evaluate
+        evaluation, outcome = run_evaluation(plan.home, plan.model, trained, plan.test_prompts, config, seed=seed)
         draw_figures(plan.home, evaluation)
         return _report(evaluation.artifact_id, outcome, started)
 
@@ -142,19 +147,21 @@ def find_snapshot(plan: Plan) -> SnapshotRef:
     return snapshot_ref(plan.home, found.outputs["snapshot"])
 
 
-def find_policies(plan: Plan) -> list[TrainedRef]:
-    """The policy sets that an evaluation of this plan judges, one a seed.
+def find_trained(plan: Plan) -> list[TrainedRef]:
+    """What the methods of an evaluation of this plan are made from: policy sets and soft tokens, one a seed.
 
     Raises:
         InputError: If one was not trained.
     """
-    snapshot, policies = find_snapshot(plan), []
-    for seed in plan.policy_seeds:
-        found = find_completed(plan.home, training_stage(plan.model, snapshot, plan.config.train, seed=seed))
+    stages = [(stage, "policy") for stage in plan.trainings(find_snapshot(plan))] if plan.needs("policy_set") else []
+    stages += [(stage, "soft_tokens") for stage in plan.soft_token_trainings] if plan.needs("soft_tokens") else []
+    trained = []
+    for stage, output in stages:
+        found = find_completed(plan.home, stage)
         if found is None:
             raise InputError(
                 f"evaluate: {plan.home.path} has no policies for this model, preset, tasks, seed and code: "
                 f"run `kvp train --preset {plan.config.preset}` with the same options first"
             )
-        policies.append(trained_ref(plan.home, found.outputs["policy"]))
-    return policies
+        trained.append(trained_ref(plan.home, found.outputs[output]))
+    return trained

@@ -17,8 +17,10 @@ from tasks.evaluate import check_prompts
 from tasks.model import register_model
 from tasks.prompts import write_prompts
 from tasks.purpose import Purpose, acting_for
-from tasks.references import ModelRef, PromptsRef
+from tasks.references import ModelRef, PromptsRef, SnapshotRef
+from tasks.soft_tokens import soft_tokens_stage
 from tasks.stage import Stage, note_loaded_code
+from tasks.train import training_stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,25 @@ class Plan:
 
     @property
     def policy_seeds(self) -> range:
-        """Seed of each policy set that is trained."""
+        """Seed of each policy set that is trained: the run's own, and those after it."""
         return policy_seeds(self.config, self.seed)
+
+    def needs(self, trained: str) -> bool:
+        """Whether some method that is judged is made from it: `policy_set` or `soft_tokens`."""
+        return self.config.evaluate.needs(trained)
+
+    def trainings(self, snapshot: SnapshotRef) -> list[Stage]:
+        """The stage of each policy set."""
+        return [training_stage(self.model, snapshot, self.config.train, seed=own) for own in self.policy_seeds]
+
+    @property
+    def soft_token_trainings(self) -> list[Stage]:
+        """The stage of each training of soft tokens."""
+        setting, config = self.config.collect.setting, self.config.soft_tokens
+        return [
+            soft_tokens_stage(self.model, self.train_prompts, config, setting=setting, seed=own)
+            for own in self.policy_seeds
+        ]
 
     @property
     def collection(self) -> Stage:
@@ -45,7 +64,7 @@ class Plan:
 
 
 def policy_seeds(config: PipelineConfig, seed: int) -> range:
-    """Seed of each policy set that takes part: the run's own, and those after it."""
+    """Seed of each policy set that takes part."""
     return range(seed, seed + config.evaluate.num_policy_seeds)
 
 

@@ -17,7 +17,7 @@ from tasks.model import recorded_model
 from tasks.prompts import prompts_ref
 from tasks.references import ModelRef, PromptsRef, SnapshotRef, TrainedRef
 from tasks.stage import lost_results
-from tasks.train import trained_ref
+from tasks.trained import trained_ref
 
 _WHY_NOT = {"failed": "failed", "repeated": "is a repetition itself"}
 
@@ -111,7 +111,7 @@ class Recorded:
         """The traces, every fragment of them."""
         return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
 
-    def policies(self) -> list[TrainedRef]:
+    def trained(self) -> list[TrainedRef]:
         """The policy sets and soft tokens, in their order."""
         roles = [role for role in self.original.known.inputs if role.startswith(("policy_", "soft_tokens_"))]
         return [trained_ref(self.home, self._whole(role, "").artifact_id) for role in roles]

@@ -24,11 +24,13 @@ from storage.catalog import Catalog
 from storage.differences import Difference, compare_runs, recorded_modules
 from storage.home import Home
 from storage.tables import quote
+from tasks.analyse import analyse_shard
 from tasks.collect import collect_fragment
 from tasks.evaluate import evaluate_shard
 from tasks.progress import LOGGER
 from tasks.prompts import write_prompts
 from tasks.purpose import Purpose, acting_for
+from tasks.soft_tokens import train_judge
 from tasks.stage import loaded_code, note_loaded_code
 from tasks.train import train_heads
 
@@ -169,13 +171,37 @@ def _train_heads(recorded: Recorded) -> None:
     )
 
 
+def _train_soft_tokens(recorded: Recorded) -> None:
+    train_judge(
+        recorded.home,
+        recorded.model(),
+        recorded.prompts(),
+        recorded.config.soft_tokens,
+        setting=recorded.parameters["setting"],
+        seed=recorded.own_seed,
+    )
+
+
 def _evaluate(recorded: Recorded) -> None:
     run_evaluation(
         recorded.home,
         recorded.model(),
-        recorded.policies(),
+        recorded.trained(),
         recorded.prompts(),
         recorded.config.evaluate,
+        seed=recorded.seed,
+    )
+
+
+def _analyse_shard(recorded: Recorded) -> None:
+    told = recorded.parameters
+    analyse_shard(
+        recorded.home,
+        recorded.model(),
+        recorded.trained(),
+        recorded.prompts(),
+        recorded.config.evaluate,
+        examples=(told["first"], told["stop"]),
         seed=recorded.seed,
     )
 
@@ -184,7 +210,7 @@ def _evaluate_shard(recorded: Recorded) -> None:
     evaluate_shard(
         recorded.home,
         recorded.model(),
-        recorded.policies(),
+        recorded.trained(),
         recorded.prompts(),
         recorded.config.evaluate,
         first=recorded.parameters["first"],
@@ -199,6 +225,8 @@ _STAGES: Mapping[str, tuple[str, Callable[[Recorded], None]]] = {
     "collect-fragment": ("tasks.collect", _collect_fragment),
     "train": ("tasks.train", _train),
     "train-heads": ("tasks.train", _train_heads),
+    "train-soft-tokens": ("tasks.soft_tokens", _train_soft_tokens),
     "evaluate": ("tasks.publish", _evaluate),
+    "analyse-shard": ("tasks.analyse", _analyse_shard),
     "evaluate-shard": ("tasks.evaluate", _evaluate_shard),
 }

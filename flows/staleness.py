@@ -25,11 +25,19 @@ from tasks.collect import collection_stage, snapshot_ref
 from tasks.prompts import prompts_ref, prompts_stage
 from tasks.publish import evaluation_stage
 from tasks.references import ModelRef
+from tasks.soft_tokens import soft_tokens_stage
 from tasks.stage import Stage, find_completed, lost_results
-from tasks.train import trained_ref, training_stage
+from tasks.train import training_stage
+from tasks.trained import trained_ref
 
 _COLLECT, _EVALUATE = ("collect", ""), ("evaluate", "")
-_RESULT = {"prompts": "prompts", "collect": "snapshot", "train": "policy", "evaluate": "evaluation"}
+_RESULT = {
+    "prompts": "prompts",
+    "collect": "snapshot",
+    "train": "policy",
+    "train-soft-tokens": "soft_tokens",
+    "evaluate": "evaluation",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +119,23 @@ class _Check:
         stage = collection_stage(model, (refs["train"], refs["validation"]), config.collect)
         reads = {f"prompts_{split}": ("prompts", split) for split in ("train", "validation")}
         yield from self._judge(_COLLECT, stage, reads, lost)
-        trainings = [("train", f"seed {own}") for own in policy_seeds(config, seed)]
-        if _COLLECT in self._made:
-            snapshot = snapshot_ref(home, self._made[_COLLECT])
-            for name, own in zip(trainings, policy_seeds(config, seed), strict=True):
-                stage = training_stage(model, snapshot, config.train, seed=own)
-                yield from self._judge(name, stage, {"snapshot": _COLLECT}, lost)
-        learned = trainings if config.evaluate.needs("policy_set") else []
+        learned: list[StageName] = []
+        for own in policy_seeds(config, seed):
+            if _COLLECT in self._made:
+                stage = training_stage(model, snapshot_ref(home, self._made[_COLLECT]), config.train, seed=own)
+                yield from self._judge(("train", f"seed {own}"), stage, {"snapshot": _COLLECT}, lost)
+            learned += [("train", f"seed {own}")] if config.evaluate.needs("policy_set") else []
+        for own in policy_seeds(config, seed) if config.evaluate.needs("soft_tokens") else ():
+            stage = soft_tokens_stage(
+                model, refs["train"], config.soft_tokens, setting=config.collect.setting, seed=own
+            )
+            learned.append(("train-soft-tokens", f"seed {own}"))
+            yield from self._judge(learned[-1], stage, {"prompts": ("prompts", "train")}, lost)
         if "test" not in refs or not self._made.keys() >= set(learned):
             return
-        policies = [trained_ref(home, self._made[name]) for name in learned]
-        stage = evaluation_stage(model, policies, refs["test"], config.evaluate, seed=seed)
-        made_by = {f"policy_{policy.seed}": name for policy, name in zip(policies, learned, strict=True)}
+        trained = {name: trained_ref(home, self._made[name]) for name in learned}
+        stage = evaluation_stage(model, list(trained.values()), refs["test"], config.evaluate, seed=seed)
+        made_by = {reference.role: name for name, reference in trained.items()}
         yield from self._judge(_EVALUATE, stage, {"prompts": ("prompts", "test"), **made_by}, lost)
 
     def _judge(

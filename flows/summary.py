@@ -27,6 +27,22 @@ _CURVE_COLUMNS = (
     "seed",
     "mlflow_run_id",
 )
+_COMPARED = [
+    "benchmark",
+    "setting",
+    "metric",
+    "budget",
+    "other",
+    "difference",
+    "ci_low",
+    "ci_high",
+    "confidence",
+    "verdict",
+    "n",
+]
+_CONTESTS = "run_id = '{run_id}' AND method = 'kvp' AND is_contest"
+# Close to another one that is printed, or about few samples: the report has them.
+_NOT_PRINTED = frozenset({"kl_answer", "accuracy_normalised", "missed_mass", "reward_correlation"})
 
 
 def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
@@ -49,7 +65,7 @@ def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
             name: {"seconds": round(report.seconds, 3), "skipped": report.skipped} for name, report in stages.items()
         },
         "heldout_cost": {"mean": sum(costs.values()) / len(costs), "by_head": costs},
-        "comparisons": evaluation.metadata["comparisons"],
+        "comparisons": catalog.rows("comparisons", _CONTESTS.format(run_id=stages["evaluate"].run_id), _COMPARED),
         "beats_all": evaluation.metadata["beats_all"],
         "figures": [str(path) for path in sorted(figure_folder(home, evaluation.artifact_id).glob("budget_curves.*"))],
         "curves": curves,
@@ -60,16 +76,12 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     """Tables of methods and budgets with intervals, the time of each stage, and where everything lies."""
     out = console()
     curves = summary["curves"]
-    for setting in dict.fromkeys(row["setting"] for row in curves):
-        for metric in ("kl", "string_match"):
-            own = [row for row in curves if (row["setting"], row["metric"]) == (setting, metric)]
-            if own:
-                better = [
-                    {int(budget): is_better for budget, is_better in entry["budgets"].items()}
-                    for entry in summary["beats_all"]
-                    if (entry["setting"], entry["metric"]) == (setting, metric)
-                ]
-                out.print(curve_table(own, metric=metric, setting=setting, better=better[0] if better else None))
+    wins = {(entry["benchmark"], entry["setting"], entry["metric"]): entry["budgets"] for entry in summary["beats_all"]}
+    for panel in dict.fromkeys((row["benchmark"], row["setting"], row["metric"]) for row in curves):
+        benchmark, setting, metric = panel
+        if metric not in _NOT_PRINTED:
+            better = {int(budget): is_better for budget, is_better in wins.get(panel, {}).items()}
+            out.print(curve_table(curves, metric=metric, setting=setting, benchmark=benchmark, better=better))
     out.print(stage_table(summary["stages"]))
     if all(stage["skipped"] for name, stage in summary["stages"].items() if name != "prepare"):
         out.print("Nothing had changed: no stage was run again.")

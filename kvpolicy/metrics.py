@@ -26,8 +26,8 @@ METRICS: Mapping[str, str] = {
     "heads; lower is better",
 }
 LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
-ANSWER_METRICS = frozenset({"string_match", "retrieval", "rouge_l"})
-"""Those that judge what the model itself writes."""
+GENERATED_METRICS = frozenset({"string_match", "retrieval", "rouge_l"})
+"""Those of a text that the model writes itself; the others are about probabilities."""
 
 
 def kl_divergence(

@@ -4,8 +4,10 @@ An unknown key is an error, and all problems of a file are reported at once.
 """
 
 import dataclasses
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from types import NoneType
@@ -17,9 +19,16 @@ from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
 from kvpolicy.policies.agent import AgentConfig
+from kvpolicy.soft_token_training import SoftTokenConfig
 from kvpolicy.training import TrainConfig
 
-_SECTIONS = {"prompts": PromptConfig, "collect": CollectConfig, "train": TrainConfig, "evaluate": EvaluateConfig}
+_SECTIONS = {
+    "prompts": PromptConfig,
+    "collect": CollectConfig,
+    "train": TrainConfig,
+    "soft_tokens": SoftTokenConfig,
+    "evaluate": EvaluateConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,7 @@ class PipelineConfig:
         prompts: What samples are about.
         collect: What is collected.
         train: How policies are trained.
+        soft_tokens: How the soft tokens of `judgeq` are trained, where it is judged.
         evaluate: What is judged.
     """
 
@@ -42,6 +52,7 @@ class PipelineConfig:
     prompts: PromptConfig = field(default_factory=PromptConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    soft_tokens: SoftTokenConfig = field(default_factory=SoftTokenConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
@@ -93,6 +104,40 @@ class PipelineConfig:
                 raise InputError(f"configuration: {section} has no {', '.join(sorted(unknown))}")
             parts[section] = dataclasses.replace(part, **values)
         return dataclasses.replace(self, **parts)
+
+    def with_settings(self, settings: Sequence[str]) -> "PipelineConfig":
+        """The same configuration with single fields set.
+
+        Args:
+            settings: `section.field=value` entries, such as `evaluate.num_samples=4` or `train.agent.width=32`; the
+                value as TOML has it, text also without quotes.
+
+        Raises:
+            InputError: If an entry is not of this form, or a section, a field or a value is wrong.
+        """
+        document = dataclasses.asdict(self)
+        preset = document.pop("preset")
+        for entry in settings:
+            _merge(document, _read_setting(entry))
+        return read_config(document, name=preset)
+
+
+def _read_setting(entry: str) -> dict[str, Any]:
+    """The tables that lead to a field, with its value."""
+    key, equals, value = entry.partition("=")
+    if equals and "." in key:
+        for text in (value, json.dumps(value.strip(), ensure_ascii=False)):
+            with suppress(tomllib.TOMLDecodeError):
+                return tomllib.loads(f"{key} = {text}")
+    raise InputError(f"setting {entry!r} is not of the form section.field=value, such as evaluate.num_samples=4")
+
+
+def _merge(document: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(document.get(key), dict):
+            _merge(document[key], value)
+        else:
+            document[key] = value
 
 
 def preset_names() -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class SoftTokenConfig:
 
     Attributes:
         num_tokens: Soft tokens; the paper has 32.
+        num_contexts: Contexts to learn from, the first of those that policies are trained on.
         num_steps: Optimiser steps, of one context each.
         learning_rate: Adam's at the first step, in units of the root mean square of the vocabulary's embeddings.
         response: What is to be attended as: the model's own `greedy` answer, as in the paper, or the `reference`.
@@ -51,6 +52,7 @@ class SoftTokenConfig:
     """
 
     num_tokens: int = 32
+    num_contexts: int = 30
     num_steps: int = 150
     learning_rate: float = 0.1
     response: Literal["greedy", "reference"] = "greedy"
@@ -64,7 +66,7 @@ class SoftTokenConfig:
         """
         problems = [
             f"{name} is {getattr(self, name)}, expected at least 1"
-            for name in ("num_tokens", "num_steps", "max_response_tokens")
+            for name in ("num_tokens", "num_contexts", "num_steps", "max_response_tokens")
             if getattr(self, name) < 1
         ]
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):

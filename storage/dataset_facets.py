@@ -86,14 +86,18 @@ def _facets(artifact: Artifact, producer: str) -> dict[str, DatasetFacet]:
     return facets
 
 
+_OF_EVALUATION = ("scores", "comparisons", "findings", "head_costs")
+
+
 def _fields(artifact: Artifact) -> list[Field]:
     """Columns of tables and files, arrays of traces; nothing of what has none."""
     of_kind: Mapping[str, Callable[[], list[Field]]] = {
         "prompts": lambda: _columns(columns_of(Path(artifact.uri))),
         "evaluation_shard": lambda: _tables({path.stem: columns_of(path) for path in _files(artifact)}),
+        "analysis_shard": lambda: _tables({path.stem: columns_of(path) for path in _files(artifact)}),
         "trace_fragment": _arrays,
         "trace_snapshot": lambda: _columns(MANIFEST),
-        "evaluation": lambda: _tables({name: TABLES[name] for name in ("scores", "head_costs")}),
+        "evaluation": lambda: _tables({name: TABLES[name] for name in _OF_EVALUATION}),
         "curve": lambda: _columns(TABLES["curves"]),
     }
     return of_kind.get(artifact.kind, list)()

@@ -27,7 +27,12 @@ _RESULTS: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         ("ci_low", "ci_high", "n"),
     ),
     "heads": (("head_name",), "heldout_cost", ()),
-    "head_costs": (("setting", "method", "seed", "head_name"), "cost", ("n",)),
+    "head_costs": (("benchmark", "setting", "method", "seed", "head_name"), "cost", ("n",)),
+    "findings": (
+        ("analysis", "quantity", "benchmark", "setting", "method", "seed", "budget", "larger_budget"),
+        "value",
+        ("ci_low", "ci_high", "n"),
+    ),
     "metrics": (("name", "step"), "value", ()),
 }
 _CODE = ("git_commit", "git_dirty", "code_fingerprint")

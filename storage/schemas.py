@@ -122,6 +122,7 @@ HEAD_PAIRS = _table(
 HEAD_COSTS = _table(
     "what each method's ranking costs each KV head on the judged samples",
     _field("evaluation_id", _TEXT, "artifact of the evaluation"),
+    _field("benchmark", _TEXT, "benchmark"),
     _field("policy_set_id", _TEXT, "artifact of the policy set; empty for heuristics"),
     _field("model_digest", _TEXT, "digest of the model"),
     _field("setting", _TEXT, "query_aware or query_agnostic"),

@@ -13,7 +13,6 @@ from kvpolicy.curves import ExampleScore
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, Score, evaluate_example
 from kvpolicy.methods.registry import make_method, method_type
-from kvpolicy.policies.policy_set import PolicySet, load_policy
 from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
@@ -25,10 +24,9 @@ from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.trained import method_parameters
 
 SCORES, COSTS = "scores.parquet", "costs.parquet"
-# What a method's parameter for what was trained is called, by its kind.
-_PARAMETER = {"policy_set": "policy", "soft_tokens": "soft_tokens"}
 
 
 @stage_task("check-prompts")
@@ -108,7 +106,7 @@ def evaluate_shard(
                     max_answer_tokens=config.max_answer_tokens,
                 )
                 scores += [score_row(example.sample, score) for score in result.scores]
-                costs += _cost_rows(example.sample.sample_id, result)
+                costs += _cost_rows(example.sample, result)
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)
         digest = digest_json([scores, costs])
@@ -148,22 +146,16 @@ def make_contenders(
     config: EvaluateConfig, trained: Sequence[TrainedRef], model: ModelRef, device: str
 ) -> list[Contender]:
     """Every method with every seed that it takes part with."""
-    loaded = {(reference.kind, reference.seed): _load_trained(reference, model, device) for reference in trained}
+    given = {(ref.kind, ref.seed): method_parameters(ref, model, device) for ref in trained}
     contenders = []
     for name in config.contenders:
         kind = method_type(name).trained
         if kind:
-            own = {seed: {_PARAMETER[kind]: made} for (of_kind, seed), made in loaded.items() if of_kind == kind}
+            own = {seed: parameters for (of_kind, seed), parameters in given.items() if of_kind == kind}
         else:
             own = {seed: {} for seed in range(config.num_random_seeds if name == "random" else 1)}
-        contenders += [Contender(method=make_method(name, **given), seed=seed) for seed, given in own.items()]
+        contenders += [Contender(method=make_method(name, **made), seed=seed) for seed, made in own.items()]
     return contenders
-
-
-def _load_trained(reference: TrainedRef, model: ModelRef, device: str) -> PolicySet:
-    made = load_policy(Path(reference.path), device=device)
-    made.require_model(model.digest)
-    return made
 
 
 def score_row(sample: Sample, score: Score) -> dict[str, Any]:
@@ -172,10 +164,11 @@ def score_row(sample: Sample, score: Score) -> dict[str, Any]:
     return own | dataclasses.asdict(score)
 
 
-def _cost_rows(sample_id: str, result: ExampleResult) -> list[dict[str, Any]]:
+def _cost_rows(sample: Sample, result: ExampleResult) -> list[dict[str, Any]]:
     return [
         {
-            "sample_id": sample_id,
+            "sample_id": sample.sample_id,
+            "benchmark": sample.benchmark,
             "setting": ranked.setting,
             "method": ranked.method,
             "seed": ranked.seed,

@@ -153,13 +153,14 @@ def _ends(interval: Interval) -> dict[str, float | None]:
 
 def _head_costs(evaluation: Evaluation, shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     """Mean cost of each head over all examples, for every contender and setting."""
-    costs: dict[tuple[str, str, int], list[list[float]]] = defaultdict(list)
+    costs: dict[tuple[str, str, str, int], list[list[float]]] = defaultdict(list)
     for row in read_costs(shards):
-        costs[row["setting"], row["method"], row["seed"]].append(row["costs"])
+        costs[row["benchmark"], row["setting"], row["method"], row["seed"]].append(row["costs"])
     spec = model_spec(evaluation.home, evaluation.model)
     return [
         {
             "evaluation_id": evaluation.evaluation_id,
+            "benchmark": benchmark,
             "policy_set_id": evaluation.trained_id(method, seed),
             "model_digest": evaluation.model.digest,
             "setting": setting,
@@ -170,6 +171,6 @@ def _head_costs(evaluation: Evaluation, shards: Sequence[ShardRef]) -> list[dict
             "cost": cost,
             "n": len(examples),
         }
-        for (setting, method, seed), examples in costs.items()
+        for (benchmark, setting, method, seed), examples in costs.items()
         for head, cost in enumerate(np.mean(examples, axis=0).tolist())
     ]

@@ -1,8 +1,6 @@
 """Training: one task a group of heads, and one that joins the groups into a policy set."""
 
 import dataclasses
-import shutil
-import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,19 +8,22 @@ from typing import Any
 
 import torch
 
+from kvpolicy.analysis.heads import HeadShapes
 from kvpolicy.policies.agent import BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy, policy_digest
+from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy
 from kvpolicy.training import StepRecord, TrainConfig, train_agents
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
 from storage.traces import TraceStore
 from storage.tracking import DatasetRef, Tracking
+from tasks.head_shapes import head_pair_rows, read_head_shapes, shape_of_head
 from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
 from tasks.progress import progress
 from tasks.references import ModelRef, SnapshotRef, TrainedRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches, snapshot_rows
+from tasks.trained import save_trained, trained_ref
 
 TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
@@ -66,7 +67,7 @@ def train_heads(
         spec = dataclasses.replace(model_spec(home, model), num_layers=1, num_kv_heads=count, num_query_heads=count)
         training = {"first_head": heads[0], "seed": seed}
         group = PolicySet(agents=agents, spec=spec, model_digest=model.digest, training=training)
-        artifact = _save(home, group, f"heads {heads[0]} to {heads[1] - 1}", kind="head_group")
+        artifact = save_trained(home, group, f"heads {heads[0]} to {heads[1] - 1}", kind="head_group")
         metadata = {"heldout_cost": cost, "records": [_plain(record) for record in records]}
         run.output("group", dataclasses.replace(artifact, metadata=metadata))
 
@@ -134,26 +135,21 @@ def assemble_policy(
         agents = join_agents([load_policy(Path(artifact.uri)).agents for artifact in artifacts])
         training = {"objective": config.objective, "seed": seed, "trace_snapshot": snapshot.artifact_id}
         policy = PolicySet(agents=agents, spec=model_spec(home, model), model_digest=model.digest, training=training)
-        artifact = _save(home, policy, f"{model.name}, {config.objective}, seed {seed}", kind="policy_set")
+        artifact = save_trained(home, policy, f"{model.name}, {config.objective}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
         curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
         run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
         policy_id = run.output("policy", artifact)
-        run.append("heads", _head_rows(policy, policy_id, cost, config.num_steps))
+        shapes = read_head_shapes(home, snapshot, split=HELDOUT_SPLIT)
+        own = {"policy_set_id": policy_id, "model_digest": model.digest}
+        run.append("heads", [own | row for row in _head_rows(policy, shapes, cost, config.num_steps)])
+        run.append("head_pairs", [own | row for row in head_pair_rows(shapes)])
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
     policy = trained_ref(home, outcome.outputs["policy"])
     _register(home, model, snapshot, policy, run_id=outcome.mlflow_run_id)
     return policy, outcome
-
-
-def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
-    """The reference of a policy set, or of soft tokens, in the catalog."""
-    artifact = Catalog(home).artifact(artifact_id)
-    return TrainedRef(
-        artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
-    )
 
 
 def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: TrainedRef, *, run_id: str | None) -> None:
@@ -165,22 +161,6 @@ def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: Traine
         tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
         description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
     )
-
-
-def _save(home: Home, policy: PolicySet, name: str, *, kind: str) -> Artifact:
-    """Save under the digest of the content; the folder appears when it is complete."""
-    home.policies.mkdir(parents=True, exist_ok=True)
-    draft = home.policies / f".draft-{uuid.uuid4().hex}"
-    try:
-        digest = policy.save(draft)
-        folder = home.policies / f"{kind}-{digest[:16]}"
-        if folder.exists() and policy_digest(folder) != digest:
-            shutil.rmtree(folder)  # damaged since
-        if not folder.exists():
-            draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return Artifact(kind=kind, digest=digest, name=name, uri=str(folder))
 
 
 def _plain(record: StepRecord) -> dict[str, Any]:
@@ -242,18 +222,17 @@ def _track(
     return run_id
 
 
-def _head_rows(policy: PolicySet, policy_id: str, cost: Sequence[float], num_steps: int) -> list[dict[str, Any]]:
+def _head_rows(policy: PolicySet, shapes: HeadShapes, cost: Sequence[float], num_steps: int) -> list[dict[str, Any]]:
     spec = policy.spec
     return [
         {
-            "policy_set_id": policy_id,
-            "model_digest": policy.model_digest,
             "head": head,
             "head_name": spec.head_name(head),
             "layer": head // spec.num_kv_heads,
             "kv_head": head % spec.num_kv_heads,
             "heldout_cost": value,
             "steps": num_steps,
+            **shape_of_head(shapes, head),
         }
         for head, value in enumerate(cost)
     ]

@@ -4,14 +4,15 @@ Traces are too many to be read for this: theirs is checked by every read, and by
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from kvpolicy.policies.policy_set import policy_digest
 from storage.catalog import Artifact
 from storage.errors import StorageError
 from storage.home import Home
 from storage.parquet import read_rows
 from storage.traces import TraceStore
+from tasks.trained import is_whole_trained
 
 
 def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
@@ -42,13 +43,6 @@ def is_whole(artifact: Artifact) -> bool:
     return not artifact.uri or (place.exists() and _CHECKS.get(artifact.kind, lambda *_: True)(place, artifact.digest))
 
 
-def _same_policy(folder: Path, digest: str) -> bool:
-    try:
-        return policy_digest(folder) == digest
-    except OSError:
-        return False
-
-
 def _readable(*names: str) -> Callable[[Path, str], bool]:
     """A check of a file of rows, or of those in a folder that are named."""
 
@@ -65,8 +59,7 @@ def _readable(*names: str) -> Callable[[Path, str], bool]:
 
 
 _CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
-    "policy_set": _same_policy,
-    "head_group": _same_policy,
+    **{kind: partial(is_whole_trained, kind) for kind in ("policy_set", "head_group", "soft_tokens")},
     "prompts": _readable(),
     "evaluation_shard": _readable("scores.parquet", "costs.parquet"),
     "analysis_shard": _readable("scores.parquet", "findings.parquet"),

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvpolicy.benchmarks.sources import SOURCES
-
-GENERATED_METRICS = frozenset({"string_match", "rouge_l", "retrieval"})
-"""Metrics of a text that the model writes itself; the others are about probabilities."""
+from kvpolicy.metrics import GENERATED_METRICS
 
 
 @dataclass(frozen=True, kw_only=True)

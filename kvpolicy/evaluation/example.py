@@ -17,7 +17,6 @@ from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.measure import Wanted, measure_rows
 from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, Score
-from kvpolicy.metrics import ANSWER_METRICS
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.prompts import EncodedSample
@@ -115,10 +114,9 @@ def scores_of(rows: Sequence[Row], setting: str, metric: str, values: Sequence[f
 
 def _wanted(example: EncodedSample, *, generate: bool, max_answer_tokens: int | None) -> Wanted:
     sample = example.sample
-    metrics = task_info(sample.task).metrics
-    is_answered = generate and not ANSWER_METRICS.isdisjoint(metrics)
+    info = task_info(sample.task)
     allowed = min(sample.max_new_tokens, max_answer_tokens or sample.max_new_tokens)
-    return Wanted(metrics=metrics, answer_tokens=allowed if is_answered else 0)
+    return Wanted(metrics=info.metrics, answer_tokens=allowed if generate and info.is_generated else 0)
 
 
 def _measure(model: LanguageModel, continuation: Continuation, rows: Sequence[Row], wanted: Wanted) -> Iterator[Score]:

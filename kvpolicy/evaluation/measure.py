@@ -14,7 +14,7 @@ from kvpolicy.benchmarks.scoring import score_answer, score_options
 from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation.continuation import Continuation
-from kvpolicy.metrics import ANSWER_METRICS, kl_divergence, token_log_likelihoods
+from kvpolicy.metrics import GENERATED_METRICS, kl_divergence, token_log_likelihoods
 from kvpolicy.models.language_model import LanguageModel
 
 
@@ -121,7 +121,7 @@ def _answer_figures(
     def score(tokens: list[int]) -> float:
         return score_answer(sample, model.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    name = next(metric for metric in wanted.metrics if metric in ANSWER_METRICS)
+    name = next(metric for metric in wanted.metrics if metric in GENERATED_METRICS)
     answers = decode_greedily(
         model,
         cache,

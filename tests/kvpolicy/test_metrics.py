@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kvpolicy.metrics import ANSWER_METRICS, LOWER_IS_BETTER, METRICS, kl_divergence, token_log_likelihoods
+from kvpolicy.metrics import GENERATED_METRICS, LOWER_IS_BETTER, METRICS, kl_divergence, token_log_likelihoods
 
 
 def test_divergence_of_two_tokens_by_hand():
@@ -45,7 +45,7 @@ def test_it_is_never_negative():
 
 def test_every_metric_says_what_it_is_and_which_way_is_better():
     assert set(METRICS) > LOWER_IS_BETTER
-    assert set(METRICS) > ANSWER_METRICS
+    assert set(METRICS) > GENERATED_METRICS
     for name, description in METRICS.items():
         assert ("lower is better" in description) == (name in LOWER_IS_BETTER)
 

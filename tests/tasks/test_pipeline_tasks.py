@@ -22,7 +22,8 @@ from tasks.model import load_model
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.samples import read_encoded
 from tasks.stage import find_completed
-from tasks.train import assemble_policy, train_heads, trained_ref
+from tasks.train import assemble_policy, train_heads
+from tasks.trained import trained_ref
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
 TRAIN = TrainConfig(agent=AgentConfig(width=8), num_steps=4, num_warmup_steps=1, heldout_every_steps=2)

@@ -1,0 +1,76 @@
+"""What methods are made from: saved in the home under the digest of its content, and loaded for a model again."""
+
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpolicy.policies.policy_set import PolicySet, load_policy, policy_digest
+from kvpolicy.soft_tokens import SoftTokens, load_soft_tokens, soft_tokens_digest
+from storage.catalog import Artifact, Catalog
+from storage.home import Home
+from tasks.references import ModelRef, TrainedRef
+
+Trained = PolicySet | SoftTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """How one kind of artifact lies in a folder, and what a method's parameter for it is called."""
+
+    parameter: str
+    load: Callable[..., Trained]
+    digest: Callable[[Path], str]
+
+
+_POLICY = _Kind(parameter="policy", load=load_policy, digest=policy_digest)
+_KINDS: Mapping[str, _Kind] = {
+    "policy_set": _POLICY,
+    "head_group": _POLICY,
+    "soft_tokens": _Kind(parameter="soft_tokens", load=load_soft_tokens, digest=soft_tokens_digest),
+}
+
+
+def save_trained(home: Home, made: Trained, name: str, *, kind: str) -> Artifact:
+    """Save under the digest of the content; the folder appears when it is complete."""
+    home.policies.mkdir(parents=True, exist_ok=True)
+    draft = home.policies / f".draft-{uuid.uuid4().hex}"
+    try:
+        digest = made.save(draft)
+        folder = home.policies / f"{kind}-{digest[:16]}"
+        if folder.exists() and not is_whole_trained(kind, folder, digest):
+            shutil.rmtree(folder)  # damaged since
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Artifact(kind=kind, digest=digest, name=name, uri=str(folder))
+
+
+def is_whole_trained(kind: str, folder: Path, digest: str) -> bool:
+    """Whether a folder still holds what was saved there."""
+    try:
+        return _KINDS[kind].digest(folder) == digest
+    except OSError:
+        return False
+
+
+def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
+    """The reference of a policy set, or of soft tokens, in the catalog."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return TrainedRef(
+        artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
+    )
+
+
+def method_parameters(reference: TrainedRef, model: ModelRef, device: str) -> dict[str, Trained]:
+    """What was trained, as the parameter of the methods that are made from it.
+
+    Raises:
+        InputError: If it cannot be read, or was trained for another model.
+    """
+    kind = _KINDS[reference.kind]
+    made = kind.load(Path(reference.path), device=device)
+    made.require_model(model.digest)
+    return {kind.parameter: made}
