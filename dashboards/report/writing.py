@@ -49,9 +49,9 @@ def write_report(rows: ReportRows, folder: Path) -> list[Path]:
         ValueError: rows can't be drawn.
         OSError: the folder can't be written.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # first, as drawing takes a while
     document = make_report(rows)
     page, tables = render_report_page(document), render_report_markdown(document)
-    folder.mkdir(parents=True, exist_ok=True)
     return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
 
 

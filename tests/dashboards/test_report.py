@@ -1,0 +1,342 @@
+"""The page and the Markdown: whole, valid, self-contained, the same for the same rows; and what figures show."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
+
+from dashboards.report.document import (
+    ID,
+    Document,
+    Picture,
+    Prose,
+    Section,
+    Table,
+    duration,
+    interval,
+    listed,
+    missing,
+    number,
+    percent,
+    prose,
+    table,
+)
+from dashboards.report.head_figures import draw_maps
+from dashboards.report.heads import method_costs, read_heads
+from dashboards.report.markdown import render_report_markdown
+from dashboards.report.matrix import draw_matrices
+from dashboards.report.page import render_report_page
+from dashboards.report.training import draw_courses
+from dashboards.report.view import ReportView
+from dashboards.report.writing import _SECTIONS, make_report, write_report
+from dashboards.styles import _STYLES, style_of
+from kvpolicy.methods.registry import method_names
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page's elements; fails at a tag that closes another than the one that is open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def report(planted, task_comparisons) -> Document:
+    return make_report(replace(planted.rows, task_comparisons=task_comparisons))
+
+
+@pytest.fixture(scope="module")
+def text(report) -> str:
+    return render_report_page(report)
+
+
+@pytest.fixture(scope="module")
+def page(text) -> Page:
+    return Page(text)
+
+
+@pytest.fixture(scope="module")
+def markdown(report) -> str:
+    return render_report_markdown(report)
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    """Cells of every table, as GitHub would split them."""
+    found: list[list[list[str]]] = [[]]
+    for line in text.split("\n"):
+        if line.startswith("|"):
+            found[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        elif found[-1]:
+            found.append([])
+    return [rows for rows in found if rows]
+
+
+def plain(cell: str) -> str:
+    return re.sub(r"\\([\\`*|<>_\]])", r"\1", cell.replace("`", "") if ID.search(cell) else cell)
+
+
+def numbers(report: Document) -> list[Table]:
+    found = []
+    for section in report.sections:
+        for block in section.blocks:
+            found += block.tables if isinstance(block, Picture) else [block] if isinstance(block, Table) else []
+    return found
+
+
+def test_the_page_is_whole_and_needs_nothing_from_elsewhere(page, text):
+    names = [tag for tag, _ in page.elements]
+    assert names.count("h1") == names.count("main") == names.count("title") == 1
+    assert "script" not in names and "link" not in names and "iframe" not in names
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[A-Za-z0-9+/=]+", "", text))
+    targets = {attributes["href"] for tag, attributes in page.elements if tag == "a"}
+    places = {f"#{attributes['id']}" for _, attributes in page.elements if "id" in attributes}
+    assert targets == places and len(targets) == len(_SECTIONS)
+    assert len(text) < 6_000_000
+
+
+def test_every_figure_is_inside_the_page_and_has_words_for_who_cannot_see_it(page, report):
+    pictures = [block for section in report.sections for block in section.blocks if isinstance(block, Picture)]
+    shown = [attributes for tag, attributes in page.elements if tag == "img"]
+    assert len(shown) == len(pictures) >= 10
+    for attributes, picture in zip(shown, pictures, strict=True):
+        start, content = attributes["src"].split(",", 1)
+        assert start == "data:image/png;base64"
+        drawn = imread(io.BytesIO(base64.b64decode(content)))
+        assert drawn.shape[1] >= 500 and drawn.std() > 0.01
+        assert attributes["alt"] == picture.alt and len(picture.alt) > 40
+        assert picture.tables
+
+
+def test_every_section_says_where_it_is_from_and_every_id_is_in_the_catalog(planted, report, text, markdown):
+    known = planted.ids()
+    for form in (re.sub(r"base64,[A-Za-z0-9+/=]+", "", text), markdown):
+        named = set(ID.findall(form))
+        assert named <= known
+        assert {planted.rows.evaluation_id, planted.rows.run_id} <= named
+    for section in report.sections:
+        for words in (
+            "evaluation",
+            "run",
+            "model",
+            "judged prompts",
+            "policy sets",
+            "code",
+            "traces",
+            "training prompts",
+        ):
+            assert section.origin[words], (section.title, words)
+
+
+def test_both_forms_hold_the_same_tables(page, markdown, report):
+    expected = [[list(own.columns), *map(list, own.rows)] for own in numbers(report)]
+    assert page.tables == expected
+    found = markdown_tables(markdown)
+    for rows in found:
+        assert all(len(row) == len(rows[0]) for row in rows)
+        assert all(re.fullmatch("---:?", cell) for cell in rows[1])
+    assert [[[plain(cell) for cell in row] for row in (rows[0], *rows[2:])] for rows in found] == expected
+
+
+def test_nothing_planted_is_missing_but_the_reward(report):
+    said = [
+        line
+        for section in report.sections
+        for block in section.blocks
+        if isinstance(block, Prose) and block.kind == "missing"
+        for line in block.lines
+    ]
+    assert [line.split(".")[0] for line in said] == [
+        "Not in this run: another objective with the judged policies' options, seeds and traces",
+        "Not in this run: future attention recomputed on compacted caches (ruler, query-agnostic)",
+    ]
+
+
+def test_the_same_rows_give_the_same_bytes(planted, folder, monkeypatch):
+    few = replace(
+        planted.rows,
+        curves=[row for row in planted.rows.curves if row["task"] == "mean" and row["metric"] == "kl"],
+        head_pairs=(),
+        heads=(),
+        findings=(),
+    )
+    first = write_report(few, folder)
+    content = [path.read_bytes() for path in first]
+    assert [path.name for path in first] == ["report.html", "report.md"]
+    again = replace(few, curves=few.curves[::-1], comparisons=few.comparisons[::-1], head_costs=few.head_costs[::-1])
+    assert [path.read_bytes() for path in write_report(again, folder)] == content
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.md"]
+
+
+def test_every_section_without_its_rows_says_so_and_is_still_there(planted):
+    bare = ReportView(
+        rows=replace(
+            planted.rows,
+            comparisons=(),
+            samples=(),
+            heads=(),
+            head_costs=(),
+            head_pairs=(),
+            findings=(),
+            trainings=(),
+            models=(),
+            other_trainings=(),
+            curves=[row for row in planted.rows.curves if row["budget"] == 64 and row["metric"] == "kl"],
+        )
+    )
+    silent = {"curves", "lineage"}  # the curves are there, and lineage always is
+    for make in _SECTIONS:
+        section = make(bare)
+        lines = [b.lines[0] for b in section.blocks if isinstance(b, Prose) and b.kind == "missing"]
+        assert section.anchor in silent or lines, section.title
+        assert all(line.startswith("Not in this run: ") and "`kvp" in line for line in lines), lines
+
+
+def test_two_benchmarks_have_curves_and_matrices_apart(planted):
+    second = {"benchmark": "oasst2", "metric": "kl"}
+    view = ReportView(
+        rows=replace(
+            planted.rows,
+            curves=[*curve_rows(), *(row for row in curve_rows(benchmark="oasst2", tasks=()) if row["metric"] == "kl")],
+            comparisons=[*comparison_rows(), *comparison_rows(benchmark=second["benchmark"])],
+        )
+    )
+    assert view.places == [("oasst2", "query_agnostic"), ("ruler", "query_agnostic")]
+    mean, tasks = view.panels_of(("oasst2", "query_agnostic"), "kl")
+    assert mean is not None and tasks == []
+    assert {panel.task for panel in view.panels_of(("ruler", "query_agnostic"), "kl")[1]} == {"niah_single_1", "vt"}
+    assert view.share(("ruler", "query_agnostic"), 64) == 0.1
+    assert view.share(("oasst2", "query_agnostic"), 64) is None
+
+
+def test_heat_maps_have_layers_from_left_to_right_and_heads_from_top_to_bottom(planted):
+    heads = read_heads(ReportView(rows=planted.rows))
+    assert [(head.layer, head.kv_head) for head in heads] == HEADS
+    costs = method_costs(heads, "query_agnostic")
+    assert list(costs) == ["kvp", "oracle", "snapkv", "h2o"]
+    figure = draw_maps(heads, {"kvp": (costs["kvp"], None), "snapkv": (costs["snapkv"], None)})
+    images = [ax.images[0].get_array() for ax in figure.axes if ax.images]
+    np.testing.assert_allclose(images[0], [[1.2, 1.4, 1.6], [1.3, 1.5, 1.7]])
+    np.testing.assert_allclose(images[1], [[2.5, 2.7, 2.9], [2.6, 2.8, 3.0]])
+
+
+def test_a_matrix_holds_the_confidence_of_the_row_s_method_and_marks_what_is_certain():
+    methods = ["kvp", "snapkv", "h2o"]
+    rows = [row for row in comparison_rows() if row["is_contest"]]
+    cells = {(row["budget"], row["method"], row["other"]): row for row in rows}
+    figure = draw_matrices(methods, BUDGETS, cells)
+    by_budget = {ax.get_title(): ax for ax in figure.axes if ax.images}
+    first, second = by_budget["64 tokens"], by_budget["128 tokens"]
+    np.testing.assert_allclose(np.ma.filled(first.images[0].get_array(), -1), [[-1, 0, 1], [1, -1, 1], [0, 0, -1]])
+    assert {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in first.texts} == {
+        (0, 1): "▼", (0, 2): "▲", (1, 0): "▲", (1, 2): "▲", (2, 0): "▼", (2, 1): "▼",
+    }  # fmt: skip
+    assert (0, 2) not in {(int(t.get_position()[1]), int(t.get_position()[0])) for t in second.texts}
+    assert FIDELITY["kvp"][1] < FIDELITY["h2o"][1]  # a little better, but for no certainty
+
+
+def test_training_curves_are_those_of_the_catalog_by_steps_and_by_seconds(planted):
+    trainings = [*planted.rows.trainings, *planted.rows.other_trainings]
+    steps, seconds = draw_courses(trainings).axes
+    assert [list(line.get_ydata()) for line in steps.lines] == [[3, 2, 1.3], [3, 2, 1.4], [3, 2, 1.8]]
+    assert {tuple(line.get_xdata()) for line in steps.lines} == {(5, 10, 20)}
+    assert {tuple(line.get_xdata()) for line in seconds.lines} == {(2.5, 5.0, 10.0)}
+    assert len({line.get_color() for line in steps.lines}) == 2  # one for each objective
+    plain = [replace(t, curve=[row for row in t.curve if row["name"] != "seconds"]) for t in trainings]
+    assert len(draw_courses(plain).axes) == 1
+
+
+def test_every_method_has_a_look_of_its_own():
+    names = method_names()
+    assert set(names) <= set(_STYLES)
+    assert len({style_of(name).colour for name in names}) == len(names)
+    marked = [style_of(name).marker for name in names if style_of(name).marker]
+    assert len(set(marked)) == len(marked) == len(names) - 2  # lines of the bounds are told by their dashes
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=30).filter(
+    lambda t: "`" not in t
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=TEXTS, cell=TEXTS)
+def test_whatever_is_in_a_name_stays_text(name, cell):
+    document = Document(
+        title=name,
+        summary=(cell,),
+        sections=(
+            Section(
+                anchor="a",
+                title=name,
+                blocks=(prose(cell), table(name, ("x", "y"), [(name, cell)])),
+                origin={"run": ["run-1"]},
+            ),
+        ),
+    )
+    page = Page(render_report_page(document))
+    assert page.tables == [[["x", "y"], [name, cell]]]
+    assert {tag for tag, _ in page.elements} <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "div", "p", "nav", "ol", "li", "a", "main", "section",
+        "h2", "table", "caption", "thead", "tr", "th", "tbody", "td", "code",
+    }  # fmt: skip
+    (rows,) = markdown_tables(render_report_markdown(document))
+    assert [len(row) for row in rows] == [2, 2, 2]
+
+
+def test_a_table_with_a_cell_too_many_is_refused():
+    with pytest.raises(ValueError, match="table 't': 1 cells for 2 columns"):
+        table("t", ("a", "b"), [("x",)])
+
+
+def test_numbers_read_well():
+    assert [number(v) for v in (0.0, 0.3125, 12.345, 999.4, 123456.0, 1.5e-7, None, float("nan"))] == [
+        "0", "0.312", "12.3", "999", "123,456", "1.5e-07", "–", "–",
+    ]  # fmt: skip
+    assert (number(0.5, signed=True), number(-0.5, signed=True), number(0.0, signed=True)) == ("+0.5", "-0.5", "0")
+    assert (interval(0.1, 0.25), interval(None, 0.2), interval(float("nan"), 1)) == (
+        "[0.1, 0.25]",
+        "[no interval]",
+        "[no interval]",
+    )
+    assert [percent(v) for v in (0.051, 0.1, 0.5, 0.0999)] == ["5.1 %", "10 %", "50 %", "10 %"]
+    assert [duration(v) for v in (0.04, 12.3, 90, 5400)] == ["0.0 s", "12 s", "1.5 min", "1.5 h"]
+    assert [listed(v) for v in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert missing("x", "Do y.").lines == ("Not in this run: x. Do y.",)
