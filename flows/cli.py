@@ -64,7 +64,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
     Args:
         name: Of the command.
         help_text: Its help.
-        flow: Name of the flow in `flows.pipeline`.
+        flow: Name of the flow.
         report: Prints what the flow returned, given the home and whether JSON is wanted.
     """
 
@@ -105,9 +105,9 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         opened = open_home(home, traces=traces)
         point_prefect_at(opened.path)
         with standard_output_kept_clean(), own_server(opened) as wait_for_server:
-            from flows import pipeline
+            from flows import ablation, pipeline
 
-            run_flow = getattr(pipeline, flow)
+            run_flow = getattr(ablation if flow == "ablate" else pipeline, flow)
             wait_for_server()
             result = run_flow(preset=preset, model=model, home=str(opened.path), seed=seed, choices=choices)
         report(opened, result, as_json)
@@ -134,6 +134,28 @@ def _report_stage(home: Home, stage: Any, as_json: bool) -> None:
         print_stage(home, stage)
 
 
+def _report_ablation(home: Home, rows: Any, as_json: bool) -> None:
+    from flows.printing import print_records
+
+    del home
+    records = [
+        {
+            "objective": row.objective,
+            **{f"heldout_cost{end}": value for end, value in _with_ends(row.cost)},
+            **{f"difference{end}": value for end, value in _with_ends(row.difference)},
+            "heads_better": row.heads_better,
+            "num_seeds": row.num_seeds,
+            "train_s": row.train_s,
+        }
+        for row in rows
+    ]
+    print_records(records, as_json=as_json)
+
+
+def _with_ends(interval: Any) -> list[tuple[str, float]]:
+    return [("", interval.mean), ("_low", interval.low), ("_high", interval.high)]
+
+
 _add_pipeline_command("run", "Run the whole pipeline: collect, train, evaluate.", flow="retrain", report=_report_run)
 _add_pipeline_command("collect", "Run a model over prompts and store the traces.", flow="collect", report=_report_stage)
 _add_pipeline_command("train", "Train one policy per KV head on collected traces.", flow="train", report=_report_stage)
@@ -144,6 +166,12 @@ _add_pipeline_command(
     report=_report_stage,
 )
 
+_add_pipeline_command(
+    "ablate",
+    "Train with several objectives and seeds on collected traces, and compare what they reach.",
+    flow="ablate",
+    report=_report_ablation,
+)
 
 app.command()(repeat_commands.stale)
 app.command()(repeat_commands.rerun)

@@ -17,6 +17,37 @@ from kvpolicy.statistics import Interval, average_units, resample_means
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblateConfig:
+    """What an ablation of training objectives compares.
+
+    Attributes:
+        objectives: Names of objectives; `reference` always takes part.
+        reference: What the others are compared with.
+        num_seeds: Trainings of each.
+    """
+
+    objectives: tuple[str, ...] = OBJECTIVES
+    reference: str = "exact"
+    num_seeds: int = 3
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            InputError: Naming the field, what was got and what was expected.
+        """
+        check_objectives(self.objectives)
+        check_objectives([self.reference])
+        if self.num_seeds < 1:
+            raise InputError(f"ablate: num_seeds is {self.num_seeds}, expected at least 1")
+
+    @property
+    def compared(self) -> tuple[ObjectiveName, ...]:
+        """All objectives that take part, the reference first."""
+        return check_objectives(list(dict.fromkeys([self.reference, *self.objectives])))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveOutcome:
     """What one training came to.
 
@@ -88,7 +119,7 @@ def spread_heads(num_heads: int, count: int) -> slice:
 def compare_objectives(
     outcomes: Sequence[ObjectiveOutcome],
     *,
-    reference: ObjectiveName = "exact",
+    reference: str = "exact",
     seed: int,
     num_resamples: int = 2000,
     confidence: float = 0.95,
@@ -109,7 +140,7 @@ def compare_objectives(
         InputError: If the reference is missing, or outcomes differ in their heads or seeds.
     """
     by_pair = {(outcome.objective, outcome.seed): outcome for outcome in outcomes}
-    names = list(dict.fromkeys(outcome.objective for outcome in outcomes))
+    names: list[str] = list(dict.fromkeys(outcome.objective for outcome in outcomes))
     seeds = sorted({outcome.seed for outcome in outcomes})
     _check_outcomes(outcomes, names, seeds, reference)
     costs = np.array([[by_pair[name, one].heldout_cost for name in names] for one in seeds])  # seed, objective, head

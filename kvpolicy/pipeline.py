@@ -13,6 +13,7 @@ from importlib import resources
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kvpolicy.ablation import AblateConfig
 from kvpolicy.benchmarks.prompt_set import PromptConfig
 from kvpolicy.collection import CollectConfig
 from kvpolicy.errors import InputError
@@ -28,6 +29,7 @@ _SECTIONS = {
     "train": TrainConfig,
     "soft_tokens": SoftTokenConfig,
     "evaluate": EvaluateConfig,
+    "ablate": AblateConfig,
 }
 
 
@@ -44,6 +46,7 @@ class PipelineConfig:
         train: How policies are trained.
         soft_tokens: How the soft tokens of `judgeq` are trained, where it is judged.
         evaluate: What is judged.
+        ablate: Which training objectives `kvp ablate` compares.
     """
 
     preset: str
@@ -54,6 +57,7 @@ class PipelineConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     soft_tokens: SoftTokenConfig = field(default_factory=SoftTokenConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    ablate: AblateConfig = field(default_factory=AblateConfig)
 
     def __post_init__(self) -> None:
         """Check the fields that are not checked by the parts.

@@ -35,6 +35,7 @@ _RESULTS: Mapping[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     ),
     "metrics": (("name", "step"), "value", ()),
 }
+_SECONDS = "seconds"  # the metric that no two runs have in common
 _CODE = ("git_commit", "git_dirty", "code_fingerprint")
 
 
@@ -91,6 +92,8 @@ def _facts(catalog: Catalog, any_id: str) -> dict[tuple[str, str], Any]:
         facts |= {("output", name): value for name, value in _contents(catalog, known)}
     for table, (keys, value, more) in _RESULTS.items():
         for row in catalog.rows(table, f"run_id = {quote(run['run_id'])}", outcomes=MADE):
+            if row.get("name") == _SECONDS:
+                continue
             name = " ".join([table, *(str(row[key]) for key in keys)])
             facts["result", name] = row[value]
             facts |= {("result", f"{name} {column}"): row[column] for column in more}

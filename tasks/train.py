@@ -171,6 +171,7 @@ def _plain(record: StepRecord) -> dict[str, Any]:
         "gradient_norm": record.gradient_norm,
         "learning_rate": record.learning_rate,
         "heldout_cost": None if cost is None else float(cost.mean()),
+        "seconds": record.train_s,
     }
 
 
@@ -178,7 +179,7 @@ def _training_curves(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[s
     """(metric, step, value), the mean over groups."""
     points = []
     for steps in zip(*groups, strict=True):
-        for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost"):
+        for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost", "seconds"):
             values = [step[name] for step in steps if step[name] is not None]
             if values:
                 points.append((name, int(steps[0]["step"]), sum(values) / len(values)))

@@ -1,0 +1,54 @@
+"""Training objectives against each other on the same traces: policy gradient and supervision, several seeds each."""
+
+import dataclasses
+
+from prefect import flow
+
+from flows.options import Choices, Preset
+from flows.pipeline import NO_CHOICES, find_snapshot
+from flows.plan import planned
+from flows.stages import run_training
+from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
+from kvpolicy.models.reference import EMBEDDED
+from kvpolicy.objectives.registry import ObjectiveName
+from storage.catalog import Catalog
+from storage.home import Home
+from storage.tables import quote
+from tasks.references import TrainedRef
+from tasks.stage import StageOutcome
+
+
+@flow(name="ablate")
+def ablate(
+    preset: Preset = "demo",
+    model: str = EMBEDDED,
+    home: str | None = None,
+    seed: int = 0,
+    choices: Choices = NO_CHOICES,
+) -> list[ObjectiveRow]:
+    """Train with every objective and seed on the collected traces; the lowest held-out cost first.
+
+    Everything but the objective is as the preset says. Each training is a stage as any other: its policy set is kept,
+    can be judged (`kvp evaluate --objective`), and is found again.
+    """
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+        snapshot, config = find_snapshot(plan), plan.config.ablate
+        outcomes = []
+        for name in config.compared:
+            train = dataclasses.replace(plan.config.train, objective=name)
+            for own in range(seed, seed + config.num_seeds):
+                trained, stage = run_training(plan.home, plan.model, snapshot, train, seed=own)
+                outcomes.append(_outcome(plan.home, name, trained, stage))
+        return list(compare_objectives(outcomes, reference=config.reference, seed=seed))
+
+
+def _outcome(home: Home, objective: ObjectiveName, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:
+    catalog, of_run = Catalog(home), f"run_id = {quote(stage.run_id)}"
+    heads = sorted(catalog.rows("heads", of_run, ["head", "heldout_cost"]), key=lambda row: row["head"])
+    seconds = catalog.rows("metrics", f"{of_run} AND name = 'seconds'", ["value"])
+    return ObjectiveOutcome(
+        objective=objective,
+        seed=trained.seed,
+        heldout_cost=tuple(row["heldout_cost"] for row in heads),
+        train_s=max(row["value"] for row in seconds),
+    )
