@@ -39,7 +39,7 @@ def ablate(
             for own in range(seed, seed + config.num_seeds):
                 trained, stage = run_training(plan.home, plan.model, snapshot, train, seed=own)
                 outcomes.append(_outcome(plan.home, name, trained, stage))
-        return list(compare_objectives(outcomes, reference=config.reference, seed=seed))
+        return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
 
 
 def _outcome(home: Home, objective: ObjectiveName, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:

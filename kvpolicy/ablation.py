@@ -119,7 +119,7 @@ def spread_heads(num_heads: int, count: int) -> slice:
 def compare_objectives(
     outcomes: Sequence[ObjectiveOutcome],
     *,
-    reference: str = "exact",
+    reference: ObjectiveName = "exact",
     seed: int,
     num_resamples: int = 2000,
     confidence: float = 0.95,
@@ -140,7 +140,7 @@ def compare_objectives(
         InputError: If the reference is missing, or outcomes differ in their heads or seeds.
     """
     by_pair = {(outcome.objective, outcome.seed): outcome for outcome in outcomes}
-    names: list[str] = list(dict.fromkeys(outcome.objective for outcome in outcomes))
+    names = list(dict.fromkeys(outcome.objective for outcome in outcomes))
     seeds = sorted({outcome.seed for outcome in outcomes})
     _check_outcomes(outcomes, names, seeds, reference)
     costs = np.array([[by_pair[name, one].heldout_cost for name in names] for one in seeds])  # seed, objective, head
