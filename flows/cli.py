@@ -31,7 +31,7 @@ app.add_typer(trace_commands.app, name="traces")
 
 _INTERRUPTED = 130
 
-PresetOption = Annotated[str, typer.Option(help="smoke, demo or paper")]
+PresetOption = Annotated[str, typer.Option(help="smoke, demo, study or paper")]
 ModelOption = Annotated[str, typer.Option(help="embedded, a model folder, a GGUF file or a hub id", metavar="REF")]
 SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws", min=0, max=2**63 - 1)]
 TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to train on and to judge on")]

@@ -7,7 +7,7 @@ from kvpolicy.benchmarks.sources import absolute_entry
 from kvpolicy.pipeline import PipelineConfig, load_preset
 from kvpolicy.policies.agent import AgentConfig
 
-Preset = Literal["smoke", "demo", "paper"]
+Preset = Literal["smoke", "demo", "study", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def _merge(document: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def preset_names() -> tuple[str, ...]:
     """Names of the presets, from the smallest to the largest."""
-    return ("smoke", "demo", "paper")
+    return ("smoke", "demo", "study", "paper")
 
 
 def load_preset(name: str) -> PipelineConfig:

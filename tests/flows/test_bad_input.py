@@ -46,7 +46,7 @@ def recorded_model(tiny_model_folder, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("run", "--preset", "huge"), ("'huge'", "smoke, demo, paper")),
+        (("run", "--preset", "huge"), ("'huge'", "smoke, demo, study, paper")),
         ((*SMOKE, "--methods", "kvp,snapvk"), ("'snapvk'", "snapkv")),
         ((*SMOKE, "--tasks", "niah_single_9"), ("niah_single_9", "niah_single_1")),
         ((*SMOKE, "--budgets", "19,64"), ("budget 19", "20 tokens that are always kept")),
