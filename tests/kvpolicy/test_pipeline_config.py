@@ -25,7 +25,7 @@ def test_presets_load(name):
     assert config.version
     assert config.dtype == "bfloat16"
     assert len(config.evaluate.budgets) >= 6
-    assert set(config.evaluate.settings) == {"query_agnostic", "query_aware"}
+    assert "query_agnostic" in config.evaluate.settings
     assert list(config.evaluate.budgets) == sorted(config.evaluate.budgets)
 
 
