@@ -1,48 +1,58 @@
 """KVP with budgets by head: the learned scores also say how many tokens a head keeps."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.errors import InputError
 from kvpolicy.methods.allocation import NUM_ALWAYS_TOKENS, UNEVEN_HEADS, adaptive_budgets
 from kvpolicy.methods.base import CacheState, require_share
 from kvpolicy.methods.learned import LearnedPolicy
 from kvpolicy.ranking import budget_from_ratio
 
+POOLS = ("layer", "model")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearnedHeads(LearnedPolicy):
-    """KVP's scores, with one budget for the whole model that is shared among its heads by the scores themselves.
+    """KVP's scores, with the budget of a global total shared among heads by the scores themselves.
 
     Scores are the logits of a Plackett-Luce distribution over rankings, so softmax(s) of a head is the probability that
     each token is the first choice. These shares are comparable between heads, as each head's add up to one, like the
     attention of a query. Beyond the always-kept tokens every head is sure of the share `safeguard` of the mean budget;
-    the rest goes to the largest shares of all heads of the model.
+    the rest goes to the largest shares of all heads of a pool.
 
-    Not in the paper, whose budgets are equal. The floor is AdaKV's (arXiv 2407.11550), whose pool is one layer.
+    Not in the paper, whose budgets are equal. Pool and floor are AdaKV's (arXiv 2407.11550). With the whole model as
+    the pool less attention is lost at larger budgets, but fidelity suffers: a share of attention does not weigh the
+    same in every layer.
 
     Attributes:
         safeguard: From 0 (adaptive alone) to 1 (equal budgets).
+        pool: Heads that share their budget: those of a `layer`, or of the whole `model`.
     """
 
     name: ClassVar[str] = "kvp_heads"
-    description: ClassVar[str] = "KV Policy, with the budget shared among all heads by the learned scores"
+    description: ClassVar[str] = "KV Policy, with the budget shared among heads by the learned scores"
     reference: ClassVar[str] = "arXiv 2602.10238"
     recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
 
     safeguard: float = 0.2
+    pool: Literal["layer", "model"] = "layer"
 
     def __post_init__(self) -> None:
         """Check the parameters.
 
         Raises:
-            InputError: If the safeguard is not a share.
+            InputError: If the safeguard is not a share, or the pool is unknown.
         """
         require_share(self.name, safeguard=self.safeguard)
+        if self.pool not in POOLS:
+            raise InputError(f"method {self.name}: pool is {self.pool!r}, expected one of {', '.join(POOLS)}")
 
     def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
-        """Share the budget of the whole model among its heads."""
+        """Share the budget of each pool among its heads."""
         floor = NUM_ALWAYS_TOKENS + budget_from_ratio(self.safeguard, budget - NUM_ALWAYS_TOKENS)
-        return adaptive_budgets(scores.softmax(dim=-1), budget, floor=floor, num_pools=1)
+        num_pools = 1 if self.pool == "model" else state.num_heads // state.num_kv_heads
+        return adaptive_budgets(scores.softmax(dim=-1), budget, floor=floor, num_pools=num_pools)

@@ -160,16 +160,18 @@ def test_adakv_shares_within_layers_and_keeps_the_safeguard(make_state):
     assert AdaKV(window_tokens=40, safeguard=1.0).allocate(state, scores, 140).tolist() == [140] * 4
 
 
-def test_kvp_heads_shares_over_the_whole_model_by_first_choice(make_state):
+@pytest.mark.parametrize(("pool", "expected"), [("layer", [77, 23, 50, 50]), ("model", [60, 23, 59, 58])])
+def test_kvp_heads_shares_a_pool_by_first_choice(make_state, pool, expected):
     class Agents:
+        """A head that has 40 good tokens, one that is sure of a single one, and two that prefer none."""
+
         def score(self, keys, values, positions):
-            return torch.cat((torch.linspace(0, 20, 200).expand(1, -1), torch.zeros(3, 200)))
+            scores = torch.zeros(4, 200)
+            scores[0, 50:90] = 8.0
+            scores[1, 50] = 20.0
+            return scores
 
     state = make_state(200)
-    method = LearnedHeads(policy=Agents(), safeguard=0.5)
-    found = method.allocate(state, method.score(state), 60)
-    # The first head's choice is nearly made by its last tokens, which are kept anyway; what it has left is less than
-    # the even shares of the others.
-    assert int(found.sum()) == 240
-    assert int(found.min()) >= 40
-    assert torch.equal(method.score(state), Agents().score(None, None, None))
+    method = LearnedHeads(policy=Agents(), safeguard=0.1, pool=pool)
+    found = method.allocate(state, method.score(state), 50)
+    assert found.tolist() == expected

@@ -224,6 +224,7 @@ def test_unknown_method_lists_the_names():
         ("tova", {"window_tokens": 3}, "unknown parameter window_tokens, expected none"),
         ("kvp", {}, "parameter policy is missing"),
         ("kvp_heads", {"policy": None, "safeguard": 1.5}, "safeguard is 1.5, expected a number from 0 to 1"),
+        ("kvp_heads", {"policy": None, "pool": "head"}, "pool is 'head', expected one of layer, model"),
         ("judgeq", {}, "parameter soft_tokens is missing"),
         ("pyramidkv", {"beta": 0}, "beta is 0, expected an integer of at least 1"),
         ("adakv", {"safeguard": True}, "safeguard is True"),
