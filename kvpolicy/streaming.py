@@ -147,9 +147,8 @@ class StreamedCaches:
                 self._cache.resize(room)
             end = min(start + room, num_tokens)
             wanted = end - max(start, num_tokens - num_logits)
-            piece = self._cache.run(model, token_ids[:, start:end], positions[:, start:end], max(1, wanted))
-            if wanted > 0:
-                logits.append(piece)
+            piece = self._cache.run(model, token_ids[:, start:end], positions[:, start:end], max(0, wanted))
+            logits.append(piece)
             self._num_since += end - start
             self.num_seen_tokens += end - start
             if self._num_since == self._interval_tokens:

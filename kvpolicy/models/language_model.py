@@ -53,7 +53,7 @@ class LanguageModel:
         positions: Int[Tensor, "row token"],
         num_logits: int,
     ) -> Float[Tensor, "row logit vocab"]:
-        """Run the network and return the next-token logits of the last `num_logits` tokens of each row.
+        """Run the network and return the next-token logits of the last `num_logits` tokens of each row, if any.
 
         The attention is that of the active session (`kvpolicy.attention.session`).
 
@@ -67,12 +67,11 @@ class LanguageModel:
                 f"token {int(token_ids.max())} has no embedding, the model has {embeddings}: "
                 "its tokenizer and its weights do not belong together"
             )
-        output = self.network(
-            input_ids=token_ids.to(self.device),
-            position_ids=positions.to(self.device),
-            use_cache=False,
-            logits_to_keep=num_logits,
-        )
+        inputs = {"input_ids": token_ids.to(self.device), "position_ids": positions.to(self.device)}
+        if not num_logits:  # the product with the vocabulary alone takes more memory than all else on a short chunk
+            self.network.get_decoder()(**inputs, use_cache=False)  # type: ignore[operator]  # of transformers
+            return torch.zeros(len(token_ids), 0, embeddings, dtype=self.dtype, device=self.device)
+        output = self.network(**inputs, use_cache=False, logits_to_keep=num_logits)
         logits: Tensor = output.logits
         return logits
 

@@ -297,6 +297,18 @@ def test_losses_are_transformers_own_when_everything_is_held(model, eager_networ
     assert abs(losses[1].mean() - expected) > 1e-3
 
 
+def test_a_stream_that_is_not_asked_for_logits_gives_none_and_is_the_same(model, draw_tokens):
+    tokens, positions = draw_tokens(60)[None], torch.arange(60)[None]
+    caches, others = (
+        StreamedCaches(model, [StreamedRow(method=_method(model, "snapkv"), budget=25)], interval_tokens=20)
+        for _ in range(2)
+    )
+    whole = caches.run(model, tokens, positions, num_logits=60)
+    assert others.run(model, tokens[:, :50], positions[:, :50], num_logits=0).shape == (1, 0, whole.shape[2])
+    torch.testing.assert_close(others.run(model, tokens[:, 50:], positions[:, 50:], num_logits=10), whole[:, 50:])
+    assert torch.equal(caches.positions(0), others.positions(0))
+
+
 def test_heads_with_budgets_of_their_own_are_refused(model, draw_tokens, fails_in_one_line):
     class Uneven(StreamingLLM):
         def allocate(self, state, scores, budget):
