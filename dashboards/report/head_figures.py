@@ -19,6 +19,7 @@ from dashboards.report.drawing import (
     plain_axes,
     to_png,
 )
+from dashboards.report.view import Place, short
 from dashboards.styles import style_of
 
 if TYPE_CHECKING:
@@ -45,20 +46,18 @@ def shape_maps(heads: "Sequence[Head]", shapes: Mapping[str, str], numbers: Tabl
     )
 
 
-def cost_maps(setting: str, heads: "Sequence[Head]", costs: Mapping[str, np.ndarray]) -> Picture:
+def cost_maps(place: Place, heads: "Sequence[Head]", costs: Mapping[str, np.ndarray]) -> Picture:
     """The learned policy's cost of each head and the best other method's, in the same colours."""
     everything = np.concatenate(list(costs.values()))
     norm = LogNorm(max(1e-3, float(np.nanmin(everything))), max(1.001, float(np.nanmax(everything))))
-    names = ", ".join(costs)
+    names = " and ".join(costs)
     rows = [
-        (head.name, *(number(float(values[place])) for values in costs.values())) for place, head in enumerate(heads)
+        (head.name, *(number(float(values[index])) for values in costs.values())) for index, head in enumerate(heads)
     ]
-    numbers = Table(
-        title=f"Cost of every head, {setting.replace('_', '-')}", columns=("head", *costs), rows=tuple(rows)
-    )
+    numbers = Table(title=f"Cost of every head: {short(place)}", columns=("head", *costs), rows=tuple(rows))
     return Picture(
         png=to_png(draw_maps(heads, {f"{method}: cost": (values, norm) for method, values in costs.items()})),
-        title=f"Cost of each head: {names}, {setting.replace('_', '-')}",
+        title=f"Cost of each head under {names}: {short(place)}",
         caption="The same logarithmic colours in each map; 1 is optimal. The second method is the baseline with the "
         "lowest mean cost.",
         alt="Heat maps of eviction cost over layers and KV heads: "
@@ -68,20 +67,20 @@ def cost_maps(setting: str, heads: "Sequence[Head]", costs: Mapping[str, np.ndar
     )
 
 
-def cost_boxes(setting: str, costs: Mapping[str, np.ndarray], numbers: Table) -> Picture:
+def cost_boxes(place: Place, costs: Mapping[str, np.ndarray], numbers: Table) -> Picture:
     """One box a method, over heads."""
     methods = list(costs)
     figure = new_figure(_WIDTH_INCHES, 0.34 * len(methods) + 1.0)
     ax = figure.subplots()
-    for place, method in enumerate(reversed(methods)):
+    for y, method in enumerate(reversed(methods)):
         values = costs[method][~np.isnan(costs[method])]
         colour = style_of(method).colour
         low, lower, middle, upper, high = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
-        ax.plot([low, high], [place, place], color=colour, linewidth=1.4)
-        ax.barh(place, upper - lower, left=lower, height=0.55, color=colour, alpha=0.35, edgecolor=colour)
-        ax.plot([middle, middle], [place - 0.27, place + 0.27], color=colour, linewidth=2.2)
+        ax.plot([low, high], [y, y], color=colour, linewidth=1.4)
+        ax.barh(y, upper - lower, left=lower, height=0.55, color=colour, alpha=0.35, edgecolor=colour)
+        ax.plot([middle, middle], [y - 0.27, y + 0.27], color=colour, linewidth=2.2)
         outside = values[(values < low) | (values > high)]
-        ax.plot(outside, np.full(len(outside), place), ".", color=colour, markersize=4)
+        ax.plot(outside, np.full(len(outside), y), ".", color=colour, markersize=4)
     log_axis(ax.xaxis)
     ax.set_yticks(range(len(methods)), list(reversed(methods)))
     ax.set_xlabel("normalised eviction cost of a head (1 is optimal)", fontsize=9, color=GREY)
@@ -89,7 +88,7 @@ def cost_boxes(setting: str, costs: Mapping[str, np.ndarray], numbers: Table) ->
     medians = ", ".join(f"{method} {number(float(np.nanmedian(values)))}" for method, values in costs.items())
     return Picture(
         png=to_png(figure),
-        title=f"Cost of heads by method, {setting.replace('_', '-')}",
+        title=f"Cost of heads by method: {short(place)}",
         caption="Box: middle half of the heads, with the median; line: 5 % to 95 %; dots: the heads outside.",
         alt=f"Box plots of eviction cost over heads. Medians: {medians}. Quartiles are in the table below.",
         tables=(numbers,),

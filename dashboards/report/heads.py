@@ -9,7 +9,7 @@ import numpy as np
 from dashboards.report.claims import Row
 from dashboards.report.document import NOTHING, Block, Section, Table, is_number, missing, number, prose, table
 from dashboards.report.head_figures import cost_boxes, cost_maps, pair_map, shape_maps
-from dashboards.report.view import ReportView
+from dashboards.report.view import Place, ReportView, short
 from dashboards.styles import BOUNDS, method_order
 
 SHAPES = {
@@ -35,7 +35,7 @@ class Head:
     kv_head: int
     heldout_cost: float | None
     shape: Mapping[str, float | None]
-    costs: Mapping[tuple[str, str], float]
+    costs: Mapping[tuple[Place, str], float]
 
 
 def heads_section(view: ReportView) -> Section:
@@ -58,13 +58,14 @@ def heads_section(view: ReportView) -> Section:
 def read_heads(view: ReportView) -> list[Head]:
     """Every head, means over policy sets and over the seeds of a method."""
     trained: dict[int, list[Row]] = {}
-    costs: dict[int, dict[tuple[str, str], list[float]]] = {}
+    costs: dict[int, dict[tuple[Place, str], list[float]]] = {}
     names: dict[int, str] = {}
     for row in view.rows.heads:
         trained.setdefault(row["head"], []).append(row)
         names[row["head"]] = row["head_name"]
     for row in view.rows.head_costs:
-        costs.setdefault(row["head"], {}).setdefault((row["setting"], row["method"]), []).append(row["cost"])
+        key = (_place(row), row["method"])
+        costs.setdefault(row["head"], {}).setdefault(key, []).append(row["cost"])
         names[row["head"]] = row["head_name"]
     found = []
     for head, name in sorted(names.items()):
@@ -118,30 +119,34 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
     if not view.rows.head_costs:
         yield missing("what each ranking costs each head", "`kvp evaluate` adds it to the table head_costs.")
         return
-    for setting in dict.fromkeys(row["setting"] for row in view.rows.head_costs):
-        costs = method_costs(heads, setting)
-        summary = _cost_table(view, setting, costs, [head.name for head in heads])
-        yield cost_boxes(setting, costs, summary)
+    for place in sorted({_place(row) for row in view.rows.head_costs}):
+        costs = method_costs(heads, place)
+        summary = _cost_table(view, place, costs, [head.name for head in heads])
+        yield cost_boxes(place, costs, summary)
         heuristics = [method for method in costs if method not in view.own and method not in BOUNDS]
         best = min(heuristics, key=lambda method: float(np.nanmean(costs[method])), default=None)
         shown = [method for method in (*[own for own in view.own if own in costs][:1], best) if method is not None]
         if shown:
-            yield cost_maps(setting, heads, {method: costs[method] for method in shown})
+            yield cost_maps(place, heads, {method: costs[method] for method in shown})
 
 
-def method_costs(heads: Sequence[Head], setting: str) -> dict[str, np.ndarray]:
-    """Method to its cost of each head in one setting; NaN where a head has none."""
-    methods = {method for head in heads for of_setting, method in head.costs if of_setting == setting}
+def _place(row: Row) -> Place:
+    return row["benchmark"], row["setting"]
+
+
+def method_costs(heads: Sequence[Head], place: Place) -> dict[str, np.ndarray]:
+    """Method to its cost of each head in one place; NaN where a head has none."""
+    methods = {method for head in heads for of_place, method in head.costs if of_place == place}
     return {
-        method: np.array([head.costs.get((setting, method), np.nan) for head in heads])
+        method: np.array([head.costs.get((place, method), np.nan) for head in heads])
         for method in sorted(methods, key=method_order)
     }
 
 
-def _cost_table(view: ReportView, setting: str, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
-    counts = sorted({row["n"] for row in view.rows.head_costs if row["setting"] == setting})
+def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
+    counts = sorted({row["n"] for row in view.rows.head_costs if _place(row) == place})
     return table(
-        f"Cost of a head by method, {setting.replace('_', '-')}",
+        f"Cost of a head by method: {short(place)}",
         ("method", "mean", "lower quartile", "median", "upper quartile", "worst head", "cost there"),
         [
             (

@@ -197,6 +197,7 @@ def head_cost_rows() -> Iterator[dict[str, Any]]:
                 "evaluation_id": EVALUATION.artifact_id,
                 "policy_set_id": POLICIES[0].artifact_id if method == "kvp" else "",
                 "model_digest": MODEL.digest,
+                "benchmark": "ruler",
                 "setting": "query_agnostic",
                 "method": method,
                 "seed": 0,
