@@ -113,7 +113,7 @@ def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
         return
     judged = rows.trainings[0].objective
     outcomes = [seeds[seed] for seeds in found.values() for seed in sorted(shared)]
-    for row in compare_objectives(outcomes, reference=judged, **_statistics(rows)):  # type: ignore[arg-type]
+    for row in compare_objectives(outcomes, reference=judged, **_statistics(rows)):
         difference, cost = row.difference, row.cost
         yield {
             "objective": row.objective,

@@ -64,8 +64,7 @@ def _blocks(view: ReportView, trainings: Sequence[Training]) -> Iterator[Block]:
     else:
         yield missing(
             "another objective with the judged policies' options, seeds and traces",
-            "`kvp train --objective rloo` (or mse, log_mse, pairwise, listwise, soft_rank) with the same options adds "
-            "one.",
+            "`kvp ablate` with the same options trains them.",
         )
 
 
