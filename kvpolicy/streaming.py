@@ -174,6 +174,12 @@ class StreamedCaches:
         self._interval_tokens = num_tokens
         self._cache.resize(num_tokens)
 
+    def finish(self, num_new_tokens: int) -> CompactedCache:
+        """Evict now, and hand the caches over with room for tokens after which nothing is evicted any more."""
+        self.evict()
+        self._cache.resize(num_new_tokens)
+        return self._cache
+
     def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
         """Forget all other rows."""
         self._cache.keep_rows(rows)

@@ -80,6 +80,7 @@ def evaluate_shard(
             **judged_parameters(config),
             "num_generated": config.num_generated,
             "max_answer_tokens": config.max_answer_tokens,
+            "chunk_tokens": config.chunk_tokens,
             "dtype": model.dtype,
             "first": first,
             "stop": stop,
@@ -104,6 +105,7 @@ def evaluate_shard(
                     sample_seed=derive_seed(seed, example.sample.sample_id),
                     generate=tasks[:index].count(task) < config.num_generated,
                     max_answer_tokens=config.max_answer_tokens,
+                    chunk_tokens=config.chunk_tokens,
                 )
                 scores += [score_row(example.sample, score) for score in result.scores]
                 costs += _cost_rows(example.sample, result)

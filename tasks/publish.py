@@ -89,6 +89,7 @@ def publish_curves(
         conditions = {
             "dtype": model.dtype,
             "max_answer_tokens": str(config.max_answer_tokens or "the task's"),
+            "chunk_tokens": str(config.chunk_tokens or "none"),
             "prompts": prompts.artifact_id,
         }
         evaluation = start_evaluation(

@@ -13,9 +13,10 @@ from kvpolicy.analysis.leave_one_out import choose_tokens, divergence_without, t
 from kvpolicy.analysis.nestedness import compare_nested_sets
 from kvpolicy.analysis.ranks import spearman
 from kvpolicy.analysis.reward import recompute_importance, reward_survival
+from kvpolicy.evaluation.caches import Row, batches, rows_of
 from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context
 from kvpolicy.evaluation.continuation import Continuation
-from kvpolicy.evaluation.example import Row, batches, rows_of, scores_of
+from kvpolicy.evaluation.example import scores_of
 from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding, Score
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample

@@ -29,6 +29,8 @@ class EvaluateConfig:
         methods: Names of methods; `full` and `oracle` always take part.
         budgets: Entries kept per KV head, in tokens, ascending.
         settings: `query_agnostic`, `query_aware` or both.
+        chunk_tokens: Contexts are run in chunks of so many tokens, and compressed after each; None runs and compresses
+            them at once. `full` and `oracle` are always of the whole context.
         num_samples: Samples of each task, of the test split.
         num_generated: How many of these are also answered, for the metrics that judge answers.
         num_analysed: How many of these also tell what future attention becomes on compacted caches, whether optimal
@@ -46,6 +48,7 @@ class EvaluateConfig:
     methods: tuple[str, ...] = tuple(name for name in method_names() if method_type(name).trained != "soft_tokens")
     budgets: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512)
     settings: tuple[str, ...] = SETTINGS
+    chunk_tokens: int | None = None
     num_samples: int = 5
     num_generated: int = 2
     num_analysed: int = 0
@@ -86,10 +89,21 @@ class EvaluateConfig:
         for name in ("num_generated", "num_analysed"):
             if getattr(self, name) > self.num_samples:
                 yield f"{name} is {getattr(self, name)}, expected at most num_samples ({self.num_samples})"
+        yield from self._chunk_problems()
         if self.max_answer_tokens is not None and self.max_answer_tokens < 1:
             yield f"max_answer_tokens is {self.max_answer_tokens}, expected at least 1"
         if not 0 < self.confidence < 1:
             yield f"confidence is {self.confidence}, expected between 0 and 1"
+
+    def _chunk_problems(self) -> Iterator[str]:
+        if self.chunk_tokens is None:
+            return
+        if self.chunk_tokens < 1:
+            yield f"chunk_tokens is {self.chunk_tokens}, expected at least 1"
+        for name in self.methods:
+            kind = method_type(name)
+            if kind.recompression_obstacle is not None and name not in {"full", "oracle"}:
+                yield f"{name} cannot be judged in chunks, as {kind.recompression_obstacle}: leave it out"
 
     @property
     def contenders(self) -> tuple[str, ...]:

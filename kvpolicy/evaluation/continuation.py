@@ -26,6 +26,12 @@ class Continuation:
     whole: Prefill
 
     @property
+    def context_ids(self) -> Int[Tensor, "context"]:
+        """What is ranked and compressed."""
+        ids = self.example.context_ids + self.example.question_ids
+        return torch.tensor(ids[: self.cut.num_context])
+
+    @property
     def token_ids(self) -> Int[Tensor, "future"]:
         """Question and reference answer."""
         ids = self.example.context_ids + self.example.question_ids + self.example.answer_ids

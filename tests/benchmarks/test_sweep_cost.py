@@ -16,13 +16,12 @@ from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation import Contender, evaluate_example
-from kvpolicy.evaluation.example import cache_state
+from kvpolicy.evaluation.contenders import context_state
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import EncodedSample, encode
-from kvpolicy.protocol import cut_sample
 
 pytestmark = pytest.mark.benchmark
 
@@ -63,7 +62,8 @@ def test_the_sweep_against_each_pair_on_its_own(embedded_model: Any) -> None:
     ratio = sweep_s / (mean_s * len(METHODS) * len(BUDGETS))
     print(f"\n{len(example.context_ids)} tokens of context, {len(METHODS)} methods x {len(BUDGETS)} budgets")
     print(f"  the sweep, with fidelity and importance:  {sweep_s:6.1f} s")
-    print(f"  one pair on its own, mean of {len(alone_s)}:          {mean_s:6.1f} s ({min(alone_s):.1f} to {max(alone_s):.1f})")
+    spread = f"{min(alone_s):.1f} to {max(alone_s):.1f}"
+    print(f"  one pair on its own, mean of {len(alone_s)}:          {mean_s:6.1f} s ({spread})")
     print(f"  sweep / all pairs on their own:           {ratio:.3f}, asked for at most {LIMIT}: ", end="")
     print("holds" if ratio <= LIMIT else "falls short")
 
@@ -82,12 +82,11 @@ def _method(model: Any, name: str) -> Method:
 
 def _answer_alone(model: Any, example: EncodedSample, method: Method, budget: int) -> list[int]:
     """Prefill, compress, run the question, decode: as someone does who wants this one answer."""
-    cut = cut_sample(example, "query_agnostic")
     context, question = torch.tensor(example.context_ids), torch.tensor(example.question_ids)
     n = len(context)
     needed = n if method.num_queries is None else method.num_queries
     whole = prefill(model, context, num_queries=max(1, needed))
-    state = cache_state(model, whole, cut)
+    state = context_state(whole, n)
     cache = CompactedCache(
         whole.keys,
         whole.values,

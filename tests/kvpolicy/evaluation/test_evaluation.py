@@ -11,8 +11,7 @@ from kvpolicy.benchmarks.ruler import generate
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation import Contender, evaluate_example, measure
-from kvpolicy.evaluation import example as example_module
+from kvpolicy.evaluation import Contender, caches, evaluate_example, measure
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.registry import make_method, method_names
@@ -222,9 +221,9 @@ def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch, m
 def test_small_batches_score_as_large_ones(model, monkeypatch, make_contenders):
     example, contenders = _example(model), make_contenders(model, ["full", "knorm", "tova", "random"])
     large = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(example_module, "_MAX_BATCH_ENTRIES", 100)
+    monkeypatch.setattr(caches, "_MAX_BATCH_ENTRIES", 100)
     small = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(example_module, "_MAX_BATCH_LOGITS", 1)
+    monkeypatch.setattr(caches, "_MAX_BATCH_LOGITS", 1)
     single = _table(evaluate_example(model, example, contenders, BUDGETS))
     for other in (small, single):
         assert other == {key: pytest.approx(value, abs=2e-5) for key, value in large.items()}
@@ -294,3 +293,24 @@ def test_the_embedded_model_finds_a_needle_that_random_eviction_loses(embedded_m
     assert table["query_agnostic", "full", 0, 64, "kl"] < 0.02  # bfloat16: other shapes round otherwise
     assert table["query_agnostic", "oracle", 0, 64, "kl"] < 0.5 * table["query_agnostic", "random", 0, 64, "kl"]
     assert table["query_agnostic", "random", 0, 64, "string_match"] == 0.0
+
+
+def test_chunks_compress_early_and_leave_bounds_as_they_are(model, make_contenders):
+    example = _example(model)
+    contenders = make_contenders(model, ["full", "oracle", "knorm", "h2o"])
+    once = _table(evaluate_example(model, example, contenders, BUDGETS))
+    chunked = _table(evaluate_example(model, example, contenders, BUDGETS, chunk_tokens=16))
+    assert chunked.keys() == once.keys()
+    for key, value in once.items():
+        if key[1] == "knorm" and key[-1] == "kl":
+            assert chunked[key] != pytest.approx(value, rel=1e-3)  # what a small cache saw is another context
+        elif key[1] != "knorm":  # a method that cannot rank again is compressed once
+            assert chunked[key] == pytest.approx(value, abs=2e-5)
+
+
+def test_one_chunk_is_no_chunk(model, make_contenders):
+    example, contenders = _example(model), make_contenders(model, ["full", "knorm", "snapkv"])
+    num_tokens = len(example.context_ids)
+    once = _table(evaluate_example(model, example, contenders, BUDGETS, settings=SETTINGS[:1]))
+    one = _table(evaluate_example(model, example, contenders, BUDGETS, settings=SETTINGS[:1], chunk_tokens=num_tokens))
+    assert one == {key: pytest.approx(value, abs=2e-5) for key, value in once.items()}

@@ -1,0 +1,111 @@
+"""The compacted caches of one example, in batches: compressed once after its context, or after every chunk of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvpolicy.cache import CompactedCache
+from kvpolicy.evaluation.contenders import Ranked
+from kvpolicy.evaluation.continuation import Continuation
+from kvpolicy.evaluation.results import Contender
+from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.seeds import derive_seed
+from kvpolicy.streaming import StreamedCaches, StreamedRow
+
+# A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
+_MAX_BATCH_LOGITS = 64 * 2**20
+_MAX_BATCH_ENTRIES = 16 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One compacted variant of an example.
+
+    Attributes:
+        contender: Whose it is.
+        budgets: Those whose figures it gives.
+        kept: What is kept of the whole context.
+    """
+
+    contender: Contender
+    budgets: tuple[int, ...]
+    kept: Int[Tensor, "head kept"]
+
+
+def rows_of(ranked: Ranked, budgets: Sequence[int]) -> list[Row]:
+    """A row for every budget; a single one for the method that keeps everything."""
+    contender = ranked.contender
+    if not contender.method.evicts:
+        return [Row(contender=contender, budgets=tuple(budgets), kept=ranked.kept(0))]
+    return [Row(contender=contender, budgets=(budget,), kept=ranked.kept(budget)) for budget in budgets]
+
+
+def batches(rows: Sequence[Row], *, num_new: int, vocabulary: int) -> Iterator[list[Row]]:
+    """Rows of similar size together, so that little of a batch is padding."""
+    most_rows = max(1, _MAX_BATCH_LOGITS // (num_new * vocabulary))
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda row: row.kept.shape[1], reverse=True):
+        if batch and (len(batch) == most_rows or (len(batch) + 1) * batch[0].kept.shape[1] > _MAX_BATCH_ENTRIES):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowCaches:
+    """Makes the caches of rows.
+
+    Attributes:
+        model: The language model.
+        continuation: The example.
+        num_new_tokens: Tokens for which caches have room.
+        chunk_tokens: Length of the chunks after which rows compress that can; None compresses all rows once.
+        seed: Of the example.
+    """
+
+    model: LanguageModel
+    continuation: Continuation
+    num_new_tokens: int
+    chunk_tokens: int | None
+    seed: int
+
+    def of(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], CompactedCache]]:
+        """Batches of rows, each with its cache of the context."""
+        sizes = {"num_new": self.continuation.cut.num_future, "vocabulary": self.continuation.whole.logits.shape[-1]}
+        for batch in batches([row for row in rows if not self._is_chunked(row)], **sizes):
+            yield batch, self._at_once(batch)
+        if self.chunk_tokens is not None:
+            for batch in batches([row for row in rows if self._is_chunked(row)], **sizes):
+                yield batch, self._in_chunks(batch, self.chunk_tokens)
+
+    def _is_chunked(self, row: Row) -> bool:
+        method = row.contender.method
+        return self.chunk_tokens is not None and method.evicts and method.recompression_obstacle is None
+
+    def _at_once(self, rows: Sequence[Row]) -> CompactedCache:
+        n, whole = self.continuation.cut.num_context, self.continuation.whole
+        return CompactedCache(
+            whole.keys[:, :n],
+            whole.values[:, :n],
+            [row.kept for row in rows],
+            num_kv_heads=whole.num_kv_heads,
+            num_new_tokens=self.num_new_tokens,
+        )
+
+    def _in_chunks(self, rows: Sequence[Row], chunk_tokens: int) -> CompactedCache:
+        context = self.continuation.context_ids
+        streamed = [
+            StreamedRow(
+                method=row.contender.method, budget=row.budgets[0], seed=derive_seed(self.seed, row.contender.seed)
+            )
+            for row in rows
+        ]
+        caches = StreamedCaches(self.model, streamed, interval_tokens=chunk_tokens)
+        shape = (len(rows), len(context))
+        caches.run(self.model, context.expand(shape), torch.arange(len(context)).expand(shape), num_logits=0)
+        return caches.finish(self.num_new_tokens)
