@@ -140,10 +140,9 @@ def _draw(points: Sequence[Point], path: Path) -> None:
             for panel, across in zip(panels, ("step", "train_s"), strict=True):
                 xs = [getattr(point, across) for point in own]
                 panel.plot(xs, [point.heldout_cost for point in own], color=colours[objective], alpha=0.8, label=label)
-    for panel, name in zip(panels, ("steps", "seconds of training on two cores"), strict=True):
+    for panel, name in zip(panels, ("steps", "seconds of training"), strict=True):
         panel.set_xlabel(name)
         panel.set_xscale("log")
-        panel.set_yscale("log")
         panel.grid(alpha=0.3, which="both")
     panels[0].set_ylabel("held-out cost (1 is perfect)")
     panels[0].legend()
