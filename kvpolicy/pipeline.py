@@ -20,7 +20,7 @@ from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
 from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.soft_token_training import SoftTokenConfig
+from kvpolicy.policies.soft_token_training import SoftTokenConfig
 from kvpolicy.training import TrainConfig
 
 _SECTIONS = {

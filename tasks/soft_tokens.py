@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kvpolicy.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
+from kvpolicy.policies.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
 from storage.catalog import RunRecorder
 from storage.home import Home
 from tasks.model import load_model

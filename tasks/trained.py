@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpolicy.policies.policy_set import PolicySet, load_policy, policy_digest
-from kvpolicy.soft_tokens import SoftTokens, load_soft_tokens, soft_tokens_digest
+from kvpolicy.policies import policy_set, soft_tokens
+from kvpolicy.policies.policy_set import PolicySet, load_policy
+from kvpolicy.policies.saved import SavedKind
+from kvpolicy.policies.soft_tokens import SoftTokens, load_soft_tokens
 from storage.catalog import Artifact, Catalog
 from storage.home import Home
 from tasks.references import ModelRef, TrainedRef
@@ -21,14 +23,14 @@ class _Kind:
 
     parameter: str
     load: Callable[..., Trained]
-    digest: Callable[[Path], str]
+    saved: SavedKind
 
 
-_POLICY = _Kind(parameter="policy", load=load_policy, digest=policy_digest)
+_POLICY = _Kind(parameter="policy", load=load_policy, saved=policy_set.SAVED)
 _KINDS: Mapping[str, _Kind] = {
     "policy_set": _POLICY,
     "head_group": _POLICY,
-    "soft_tokens": _Kind(parameter="soft_tokens", load=load_soft_tokens, digest=soft_tokens_digest),
+    "soft_tokens": _Kind(parameter="soft_tokens", load=load_soft_tokens, saved=soft_tokens.SAVED),
 }
 
 
@@ -51,7 +53,7 @@ def save_trained(home: Home, made: Trained, name: str, *, kind: str) -> Artifact
 def is_whole_trained(kind: str, folder: Path, digest: str) -> bool:
     """Whether a folder still holds what was saved there."""
     try:
-        return _KINDS[kind].digest(folder) == digest
+        return _KINDS[kind].saved.digest(folder) == digest
     except OSError:
         return False
 

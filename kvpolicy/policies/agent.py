@@ -229,7 +229,9 @@ def _standardised_affine(inputs: Tensor, weights: Mapping[str, Tensor], name: st
     """Linear layer on standardised inputs, with mean and deviation folded into it, so that no copy of them is made."""
     weight = (weights[f"{name}_scale"].mT * weights[f"{name}_weight"]).to(inputs.dtype)
     # The mean goes through the weight as it was rounded: what is left of a large mean is the same for every token.
-    return _affine(inputs, weight, weights[f"{name}_bias"] - weights[f"{name}_mean"] @ weight.to(weights[f"{name}_mean"].dtype))
+    return _affine(
+        inputs, weight, weights[f"{name}_bias"] - weights[f"{name}_mean"] @ weight.to(weights[f"{name}_mean"].dtype)
+    )
 
 
 def _affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ On disk it is a folder of `policy.safetensors` (all weights) and `policy.json` (
 it was trained for). Its digest covers both, so equal training gives an equal id.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.policies.saved import SavedKind
 from kvpolicy.specs import ModelSpec
 
-FORMAT_VERSION = 1
 WEIGHTS = "policy.safetensors"
 RECORD = "policy.json"
+SAVED = SavedKind(name="policy set", weights=WEIGHTS, record=RECORD, version=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +56,7 @@ class PolicySet:
         Raises:
             InputError: If the digests differ.
         """
-        if digest != self.model_digest:
-            raise InputError(
-                f"policy set was trained for model {self.model_digest[:16]}, not for {digest[:16]}: "
-                "use that model, or train policies for this one"
-            )
+        SAVED.require_model(self.model_digest, digest)
 
     def save(self, folder: Path) -> str:
         """Write the set into `folder` and return its digest.
@@ -70,29 +64,14 @@ class PolicySet:
         Returns:
             SHA-256 over weights and record.
         """
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.agents.state_dict().items()}
-        save_file(weights, folder / WEIGHTS)
-        record = {
-            "format_version": FORMAT_VERSION,
-            "agent": asdict(self.agents.config),
-            "model": asdict(self.spec),
-            "model_digest": self.model_digest,
-            "training": self.training,
-            "weights_sha256": digest_file(folder / WEIGHTS),
-        }
-        (folder / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
-        return policy_digest(folder)
-
-
-def policy_digest(folder: Path) -> str:
-    """SHA-256 over the weights and the record of a saved policy set."""
-    contents = hashlib.sha256()
-    for name in (WEIGHTS, RECORD):
-        contents.update((folder / name).read_bytes())
-    return contents.hexdigest()
+        return SAVED.save(
+            folder,
+            self.agents.state_dict(),
+            spec=self.spec,
+            model_digest=self.model_digest,
+            training=self.training,
+            more={"agent": asdict(self.agents.config)},
+        )
 
 
 def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
@@ -101,34 +80,19 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
     Raises:
         InputError: If the folder holds none, or one of another format or shape.
     """
-    from safetensors.torch import load_file
 
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        if record["format_version"] != FORMAT_VERSION:
-            raise InputError(
-                f"policy set {folder} has format {record['format_version']}, this version reads {FORMAT_VERSION}: "
-                "use the kvpolicy version that made it"
-            )
-        spec = ModelSpec(**record["model"])
+    def build(tensors: dict[str, Tensor], record: dict[str, Any], spec: ModelSpec) -> PolicySet:
         agents = BatchedAgents(
             AgentConfig(**record["agent"]),
             num_heads=spec.num_heads,
             head_dim=spec.head_dim,
             generator=torch.Generator(),
         )
-        if digest_file(folder / WEIGHTS) != record["weights_sha256"]:
-            raise InputError(f"policy set {folder}: {WEIGHTS} is not what {RECORD} says: delete it and train again")
-        agents.load_state_dict(load_file(folder / WEIGHTS))
+        agents.load_state_dict(tensors)
         agents.requires_grad_(False).eval().to(device)
         return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
-    except InputError:
-        raise
-    except Exception as error:  # a missing, cut or foreign file fails in many ways that mean the same
-        raise InputError(
-            f"policy set {folder} cannot be read ({type(error).__name__}): it must be a folder of {RECORD} and "
-            f"{WEIGHTS} that `kvp train` wrote; delete it and train again"
-        ) from error
+
+    return SAVED.load(folder, build, device=device)
 
 
 def join_agents(groups: Sequence[BatchedAgents]) -> BatchedAgents:

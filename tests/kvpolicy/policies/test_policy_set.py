@@ -8,7 +8,7 @@ import torch
 
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import RECORD, WEIGHTS, PolicySet, join_agents, load_policy, policy_digest
+from kvpolicy.policies.policy_set import RECORD, SAVED, WEIGHTS, PolicySet, join_agents, load_policy
 from kvpolicy.specs import ModelSpec
 
 SPEC = ModelSpec(num_layers=2, num_query_heads=4, num_kv_heads=2, head_dim=6, max_positions=128)
@@ -45,14 +45,14 @@ def test_a_saved_set_scores_as_before(tmp_path, position):
     assert (loaded.spec, loaded.model_digest, loaded.training) == (policy.spec, policy.model_digest, policy.training)
     assert loaded.agents.config == policy.agents.config
     assert not any(parameter.requires_grad for parameter in loaded.agents.parameters())
-    assert loaded.save(tmp_path / "again") == digest == policy_digest(tmp_path / "set")
+    assert loaded.save(tmp_path / "again") == digest == SAVED.digest(tmp_path / "set")
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_place(tmp_path):
     digest = _policy().save(tmp_path / "here")
     assert _policy().save(tmp_path / "there" / "deeper") == digest
     shutil.copytree(tmp_path / "here", tmp_path / "copied")
-    assert policy_digest(tmp_path / "copied") == digest
+    assert SAVED.digest(tmp_path / "copied") == digest
     assert _policy(seed=1).save(tmp_path / "other") != digest
 
 
@@ -62,7 +62,7 @@ def test_the_digest_notices_one_byte(tmp_path, name):
     content = bytearray((tmp_path / name).read_bytes())
     content[-3] ^= 1
     (tmp_path / name).write_bytes(content)
-    assert policy_digest(tmp_path) != digest
+    assert SAVED.digest(tmp_path) != digest
 
 
 def _cut(path):

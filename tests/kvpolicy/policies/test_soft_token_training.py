@@ -10,9 +10,7 @@ from kvpolicy.attention.probe import run_probe
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import SETTINGS
-from kvpolicy.soft_token_training import (
+from kvpolicy.policies.soft_token_training import (
     Lesson,
     SoftTokenConfig,
     attention_loss,
@@ -20,6 +18,8 @@ from kvpolicy.soft_token_training import (
     make_lesson,
     train_soft_tokens,
 )
+from kvpolicy.prompts import EncodedSample
+from kvpolicy.protocol import SETTINGS
 
 CONFIG = SoftTokenConfig(num_tokens=4, num_steps=30, response="reference")
 

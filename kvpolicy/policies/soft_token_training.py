@@ -31,9 +31,9 @@ from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.policies.soft_tokens import SoftTokens
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
-from kvpolicy.soft_tokens import SoftTokens
 
 RESPONSES = ("greedy", "reference")
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from kvpolicy.soft_tokens import RECORD, WEIGHTS, SoftTokens, load_soft_tokens, soft_tokens_digest
+from kvpolicy.policies.soft_tokens import RECORD, SAVED, WEIGHTS, SoftTokens, load_soft_tokens
 from kvpolicy.specs import ModelSpec
 
 SPEC = ModelSpec(num_layers=2, num_query_heads=4, num_kv_heads=2, head_dim=6, max_positions=128)
@@ -23,7 +23,7 @@ def test_saved_soft_tokens_come_back(tmp_path):
     loaded = load_soft_tokens(tmp_path / "set")
     assert torch.equal(loaded.embeddings, tokens.embeddings)
     assert (loaded.spec, loaded.model_digest, loaded.training) == (SPEC, "ab" * 32, {"seed": 0, "num_steps": 3})
-    assert loaded.save(tmp_path / "again") == digest == soft_tokens_digest(tmp_path / "set")
+    assert loaded.save(tmp_path / "again") == digest == SAVED.digest(tmp_path / "set")
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_place(tmp_path):
@@ -38,7 +38,7 @@ def test_the_digest_notices_one_byte(tmp_path, name):
     content = bytearray((tmp_path / name).read_bytes())
     content[-3] ^= 1
     (tmp_path / name).write_bytes(content)
-    assert soft_tokens_digest(tmp_path) != digest
+    assert SAVED.digest(tmp_path) != digest
 
 
 def _change(path, **changes):
