@@ -16,14 +16,13 @@ from kvpolicy.training import TraceBatch, TrainConfig, clip_by_head, heldout_cos
 AGENT = AgentConfig(width=16, position_dim=8)
 NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 48
 
-# After 20 steps of each estimator of the policy gradient: the held-out cost of each head and the last loss; made with
-# this file's seeds on a CPU. The gradient of `exact` is a difference between points of a grid, so that rounding (keys
-# changed by 1e-7) moved its loss by 1e-3 and a cost by 3 %; `rloo` was moved by nothing.
+# After 10 steps of each estimator of the policy gradient: the held-out cost of each head and the last loss; made with
+# this file's seeds on a CPU. Keys changed by 1e-7 move these by 1e-6; after 20 steps they move a cost by 5e-3, as the
+# gradient of `exact` is a difference between points of a grid, whose rounding AdamW magnifies.
 GOLDEN = {
-    "exact": ((2.209690, 3.078495, 5.176719), 1.522766),
-    "rloo": ((2.777029, 3.451656, 6.734674), -0.497183),
+    "exact": ((2.733091, 3.540422, 7.336919), 1.846331),
+    "rloo": ((3.151642, 3.792689, 7.727916), -0.011722),
 }
-TOLERANCE = {"exact": (5e-2, 3e-3), "rloo": (1e-3, 2e-4)}
 
 
 def _batch(seed, *, lengths=(48, 30)):
@@ -76,21 +75,21 @@ def _config(**changes):
 
 @pytest.mark.parametrize("objective", ["exact", "rloo"])
 def test_golden_costs(objective):
-    _, cost, records = _train(_config(objective=objective, learning_rate=1e-3))
-    (costs, loss), (of_cost, of_loss) = GOLDEN[objective], TOLERANCE[objective]
-    assert cost.tolist() == pytest.approx(costs, rel=of_cost)
-    assert records[-1].loss == pytest.approx(loss, abs=of_loss)
-    assert [record.step for record in records] == list(range(1, 21))
+    _, cost, records = _train(_config(objective=objective, learning_rate=1e-3, num_steps=10))
+    costs, loss = GOLDEN[objective]
+    assert cost.tolist() == pytest.approx(costs, rel=1e-3)
+    assert records[-1].loss == pytest.approx(loss, abs=2e-4)
+    assert [record.step for record in records] == list(range(1, 11))
 
 
-@pytest.mark.parametrize(("objective", "num_steps"), [("exact", 100), ("rloo", 300)])
+@pytest.mark.parametrize(("objective", "num_steps"), [("exact", 100), ("rloo", 400)])
 def test_training_comes_near_the_best_ranking(objective, num_steps):
     # The mean of three: one training ends 0.05 higher or lower by its draws alone.
     costs = [_train(_config(objective=objective, num_steps=num_steps), seed=seed)[1] for seed in range(3)]
     cost = torch.stack(costs).mean(dim=0)
     untrained = heldout_cost(_untrained(), [_batch(1_000)])
     assert (untrained > 2.5).all()
-    assert (cost < 1.35).all()
+    assert (cost < 1.3).all()
 
 
 @pytest.mark.parametrize("objective", ["exact", "rloo", "pairwise"])
