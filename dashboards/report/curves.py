@@ -26,7 +26,7 @@ from dashboards.series import MEAN_TASK, Panel, Point, band_note, direction
 from dashboards.styles import metric_label, setting_label
 
 _COLUMNS = 3
-_PANEL_INCHES = (3.6, 2.9)
+_WIDTH_INCHES, _PANEL_INCHES = 10.6, 2.9
 
 
 def curves_section(view: ReportView) -> Section:
@@ -102,8 +102,7 @@ def _small_multiples(place: Place, metric: str, tasks: Sequence[Panel]) -> Pictu
 def _grid(panels: Sequence[Panel], titles: Sequence[str]) -> Figure:
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    width, height = _PANEL_INCHES
-    figure = new_figure(max(columns, 2) * width, rows * height + 1.1)
+    figure = new_figure(_WIDTH_INCHES, rows * _PANEL_INCHES + 1.3)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, panel, title in zip(axes, panels, titles, strict=False):
         draw_panel(ax, panel)

@@ -30,7 +30,8 @@ class Prose:
 
     Attributes:
         lines: one is a paragraph; several are the items of a list.
-        kind: "plain"; "claim" for what is claimed or not; "missing" for what this run has no data for.
+        kind: "plain"; "heading" of what follows; "claim" for what is claimed or not; "missing" for what this run has no
+            data for.
     """
 
     lines: tuple[str, ...]

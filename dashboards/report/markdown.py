@@ -29,6 +29,8 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _prose(block: Prose) -> str:
+    if block.kind == "heading":
+        return f"### {_plain(block.lines[0])}"
     if len(block.lines) == 1:
         return _plain(block.lines[0])
     return "\n".join(f"- {_plain(line)}" for line in block.lines)

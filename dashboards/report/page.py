@@ -37,6 +37,7 @@ ul { padding-left: 1.4rem; }
 .summary { background: var(--tint); border-radius: 6px; padding: 0.7rem 1rem; }
 .summary p { margin: 0.3rem 0; }
 .missing { color: var(--mark); }
+.claim { font-weight: 600; }
 .caption, .note { color: var(--faint); font-size: 0.9rem; margin: 0.3rem 0; }
 figure { margin: 0.6rem 0 1.2rem; }
 figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: 4px; }
@@ -49,7 +50,7 @@ th, td { padding: 0.2rem 0.9rem 0.2rem 0; border-top: 1px solid var(--rule); ver
 thead th { border-top: none; border-bottom: 1px solid var(--faint); }
 th.figure, td.figure { text-align: right; }
 td.figure { white-space: nowrap; }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; white-space: nowrap; }
 code { font: 0.92em ui-monospace, monospace; overflow-wrap: anywhere; }
 td code { white-space: nowrap; }
 .origin { color: var(--faint); font-size: 0.8rem; border-left: 3px solid var(--rule); padding-left: 0.7rem;
@@ -95,6 +96,8 @@ def _block(block: Block) -> str:
 
 
 def _prose(block: Prose) -> str:
+    if block.kind == "heading":
+        return f"<h3>{_marked(block.lines[0])}</h3>"
     kind = "" if block.kind == "plain" else f' class="{block.kind}"'
     if len(block.lines) == 1:
         return f"<p{kind}>{_marked(block.lines[0])}</p>"

@@ -73,6 +73,7 @@ def _of_place(view: ReportView, place: Place, method: str) -> Iterator[Block]:
         return
     words = describe(claims[0].metric)
     lines = (summary_words(claims, words), oracle_words(claims, words))
+    yield Prose(lines=(f"{short(place)}: {method}",), kind="heading")
     yield Prose(lines=tuple(filter(None, lines)), kind="claim")
     yield Prose(lines=tuple(claim_words(claim, view.share(place, claim.budget)) for claim in claims))
     yield _against_best(view, place, claims)
@@ -180,7 +181,7 @@ def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     lead = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][:1]
     tasks = sorted({claim.task for claim in own} - {MEAN_TASK})
     curves = [(task, [claim for claim in own if claim.task == task and claim.metric in lead]) for task in tasks]
-    if not curves:
+    if len(curves) < 2:  # a single task is the mean over tasks
         return
     yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves), kind="claim")
     title = f"{method} minus the baseline that stands strongest against it, by task: {short(place)}, "
