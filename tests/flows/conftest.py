@@ -24,6 +24,8 @@ from processes import (
 )
 
 SMOKE = ("--preset", "smoke", "--tasks", "niah_single_1")  # half of the preset's tasks: it is run often
+SMALL_METHODS = "kvp,judgeq,random,knorm,snapkv,adakv"
+SMALL_SETTINGS = ("evaluate.num_analysed=1", "soft_tokens.num_steps=2", "soft_tokens.num_contexts=2")
 Command = Callable[..., Finished]
 
 
@@ -89,7 +91,9 @@ def small_run(
     tiny_model_folder: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> PipelineRun:
-    """The same flow in this process, with a tiny random model that has the embedded one's tokenizer: a few seconds."""
+    """The same flow with every stage that there is, in this process, with a tiny random model that has the embedded
+    one's tokenizer: a few seconds.
+    """
     from transformers import AutoTokenizer
 
     from flows.options import Choices
@@ -106,13 +110,13 @@ def small_run(
     home = folder.parent / "home"
     try:
         with _settings(prefect_api):
-            stages = retrain(
-                preset="smoke", model=str(folder), home=str(home), choices=Choices(tasks=["niah_single_1"])
-            )
+            choices = Choices(tasks=["niah_single_1"], methods=SMALL_METHODS.split(","), settings=list(SMALL_SETTINGS))
+            stages = retrain(preset="smoke", model=str(folder), home=str(home), choices=choices)
     finally:
         logging.getLogger("kvpolicy").handlers.clear()  # it writes to what pytest takes away
+    options = (part for setting in SMALL_SETTINGS for part in ("--set", setting))
     return PipelineRun(
-        options=(*SMOKE, "--model", str(folder)),
+        options=(*SMOKE, "--methods", SMALL_METHODS, *options, "--model", str(folder)),
         home=home,
         finished=Finished(code=0, stdout="", stderr=""),
         document=summarise(Home.open(home), stages),

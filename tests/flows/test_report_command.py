@@ -120,7 +120,7 @@ def test_a_real_pipeline_s_report_claims_what_its_catalog_says(kvp_here, small_r
         won = budgets - {row["budget"] for row in own if row["verdict"] != "better"}
         start = f"ruler, {setting.replace('_', '-')}, fidelity (KL): kvp beats every baseline at "
         (line,) = {line for line in re.findall(r"^(?:- )?(.*)$", told, re.MULTILINE) if line.startswith(start)}
-        expected = {0: "no budget:", len(budgets): "every budget,"}.get(
+        expected = {0: f"none of {len(budgets)} budgets:", len(budgets): "every budget,"}.get(
             len(won), f"{len(won)} of {len(budgets)} budgets:"
         )
         assert line.startswith(start + expected)

@@ -11,6 +11,7 @@ from outcomes import catalog
 from sources import copied_sources, documented
 
 PROMPTS = {"prompts train", "prompts validation", "prompts test"}
+TRAIN = "train seed 0"
 Causes = dict[str, set[tuple[str, str]]]
 
 
@@ -56,7 +57,7 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("kvpolicy.training", {"train": {("code", "kvpolicy.training")}, "evaluate": {("input", "policy_0")}}),
+        ("kvpolicy.training", {TRAIN: {("code", "kvpolicy.training")}, "evaluate": {("input", "policy_0")}}),
         # The others take a process each as well.
         pytest.param(
             "kvpolicy.methods.knorm", {"evaluate": {("code", "kvpolicy.methods.knorm")}}, marks=pytest.mark.slow
@@ -65,7 +66,7 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
             "kvpolicy.attention.importance",
             {
                 "collect": {("code", "kvpolicy.attention.importance")},
-                "train": {("input", "snapshot")},
+                TRAIN: {("input", "snapshot")},
                 "evaluate": {("code", "kvpolicy.attention.importance"), ("input", "policy_0")},
             },
             marks=pytest.mark.slow,
@@ -75,7 +76,7 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
             {
                 **{stage: {("code", "kvpolicy.benchmarks.ruler.words")} for stage in PROMPTS},
                 "collect": {("input", "prompts_train"), ("input", "prompts_validation")},
-                "train": {("input", "snapshot")},
+                TRAIN: {("input", "snapshot")},
                 "evaluate": {
                     ("code", "kvpolicy.benchmarks.ruler.words"),
                     ("input", "prompts"),
@@ -101,7 +102,7 @@ def test_modules_that_came_and_went_are_named(kvp, small_run, tmp_path):
     change(sources / "kvpolicy" / "training.py", "import copy\n", "import copy\nimport kvpolicy.schedules\n")
     rows = json.loads(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources)).stdout)
     came = next(row for row in rows if row["name"] == "kvpolicy.schedules")
-    assert (came["stage"], came["kind"], came["recorded"]) == ("train", "code", None)
+    assert (came["stage"], came["kind"], came["recorded"]) == (TRAIN, "code", None)
     assert re.fullmatch("[0-9a-f]{64}", came["now"])
 
 
@@ -115,11 +116,11 @@ def another_preset(tmp_path) -> str:
 
 def test_a_parameter_that_the_preset_changed_is_named(kvp, small_run, another_preset):
     finished = kvp("stale", "--json", home=small_run.home, PYTHONPATH=another_preset)
-    assert causes(finished) == {"train": {("parameter", "train.num_steps")}, "evaluate": {("input", "policy_0")}}
+    assert causes(finished) == {TRAIN: {("parameter", "train.num_steps")}, "evaluate": {("input", "policy_0")}}
     first, second = json.loads(finished.stdout)
     assert (first["recorded"], first["now"]) == (12, 13)
     assert first["made"].startswith(small_run.document["policy_set"]["id"])
-    assert (second["recorded"], second["now"]) == (small_run.document["policy_set"]["id"], "train is out of date")
+    assert (second["recorded"], second["now"]) == (small_run.document["policy_set"]["id"], f"{TRAIN} is out of date")
 
 
 @pytest.mark.slow  # a pipeline and a repetition in processes of their own
@@ -128,7 +129,10 @@ def test_what_is_stale_is_what_a_run_does_again(kvp, small_run, another_preset, 
     stale = causes(kvp("stale", "--json", home=home, PYTHONPATH=another_preset))
     finished = kvp("run", *small_run.options, "--json", home=home, PYTHONPATH=another_preset)
     stages = json.loads(finished.stdout)["stages"]
-    assert {name for name, stage in stages.items() if not stage["skipped"]} == {"prepare", *stale}
+    assert {name for name, stage in stages.items() if not stage["skipped"]} == {
+        "prepare",
+        *(name.split()[0] for name in stale),
+    }
     assert causes(kvp("stale", "--json", home=home, PYTHONPATH=another_preset)) == {}
     # What the recorded request meant is repeated, not what the preset says now.
     original = small_run.document["policy_set"]["id"]
@@ -144,7 +148,7 @@ def test_another_model_in_its_place_makes_everything_stale(kvp_here, small_run):
         found = causes(kvp_here("stale", "--json", home=small_run.home))
     finally:
         note.unlink()
-    assert set(found) == PROMPTS | {"collect", "train", "evaluate"}
+    assert set(found) == PROMPTS | {"collect", TRAIN, "train-soft-tokens seed 0", "evaluate"}
     assert all(("input", "model") in own for own in found.values())
 
 
@@ -152,7 +156,7 @@ def test_a_lost_result_is_only_made_again(kvp_here, small_run, tmp_path):
     home = shutil.copytree(small_run.home, tmp_path / "home")
     policy = small_run.document["policy_set"]["id"]
     shutil.rmtree(catalog(home).artifact(policy).uri)
-    assert causes(kvp_here("stale", "--json", home=home)) == {"train": {("result", policy)}}
+    assert causes(kvp_here("stale", "--json", home=home)) == {TRAIN: {("result", policy)}}
     document = json.loads(kvp_here("run", *small_run.options, "--json", home=home).stdout)
     assert [name for name, stage in document["stages"].items() if not stage["skipped"]] == ["prepare", "train"]
     for path in home.glob("traces/fragments/*"):
