@@ -18,7 +18,6 @@ ANALYSES = ("reward_correlation", "missed_mass")
 """Metrics that explain, and are not competed for."""
 
 Row = Mapping[str, Any]
-_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +209,9 @@ def summary_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> 
     start = f"{describe(first)}: {first.method}"
     if len(won) == len(claims):
         return f"{start} beats every baseline at {_every(claims)}."
-    where = listed(f"{claim.budget} tokens ({_some(claim.not_beaten)})" for claim in claims if not claim.wins)
+    where = listed(f"{claim.budget} tokens ({_some(claim)})" for claim in claims if not claim.wins)
     if not won:
-        return f"{start} beats every baseline at no budget: not at {where}."
+        return f"{start} beats every baseline at none of {counted(len(claims), 'budget')}: not at {where}."
     return f"{start} beats every baseline at {len(won)} of {counted(len(claims), 'budget')}: not at {where}."
 
 
@@ -243,11 +242,12 @@ def _all_of(count: int) -> str:
     return "the one baseline" if count == 1 else f"each of the {count} baselines"
 
 
-def _some(others: Sequence[Opponent]) -> str:
-    """The strongest few by name, and how many more."""
-    names = [other.method for other in others]
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return listed([*names[:_NAMED], *more]) if names else "no baseline was judged"
+def _some(claim: Claim) -> str:
+    """Whom a claim does not beat: two by name, of more the one that stands strongest."""
+    if claim.toughest is None:
+        return "no baseline was judged"
+    names = [claim.toughest.method, *(o.method for o in claim.not_beaten if o.method != claim.toughest.method)]
+    return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} more"])
 
 
 def _difference(other: Opponent) -> str:

@@ -49,7 +49,7 @@ def heat_map(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> AxesImage:
-    """Draw a matrix, the first row at the top; what has no value is left hatched.
+    """Draw a matrix, the first row at the top; what has no value is grey.
 
     Args:
         ax: where to draw.
@@ -59,7 +59,7 @@ def heat_map(
         rows: names of the rows; as many as are readable are written.
         columns: names of the columns.
     """
-    ax.set_facecolor("#E6E6E6")
+    ax.set_facecolor("#BDBDBD")
     image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", cmap=colours, norm=norm, interpolation="nearest")
     for axis, names in ((ax.yaxis, rows), (ax.xaxis, columns)):
         places = range(0, len(names), max(1, -(-len(names) // 24)))

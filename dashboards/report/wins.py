@@ -171,7 +171,7 @@ def _by_metric(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     metrics = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][1:]
     curves = [[claim for claim in own if claim.metric == metric] for metric in metrics]
     if curves:
-        yield Prose(lines=tuple(summary_words(claims, describe(claims[0].metric)) for claims in curves), kind="claim")
+        yield Prose(lines=tuple(summary_words(claims, describe(claims[0].metric)) for claims in curves))
         title = f"{method} minus the baseline that stands strongest against it, by metric: {short(place)}"
         yield _strongest(title, "metric", [(short_metric(claims[0].metric), claims) for claims in curves])
 
@@ -183,7 +183,7 @@ def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     curves = [(task, [claim for claim in own if claim.task == task and claim.metric in lead]) for task in tasks]
     if len(curves) < 2:  # a single task is the mean over tasks
         return
-    yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves), kind="claim")
+    yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves))
     title = f"{method} minus the baseline that stands strongest against it, by task: {short(place)}, "
     yield _strongest(title + short_metric(lead[0]), "task", curves)
 

@@ -138,7 +138,7 @@ def test_each_task_has_its_own_verdict(view, task_comparisons):
 def test_without_an_interval_nothing_is_won(view):
     lost = changed(view, lambda row: {"ci_low": None, "ci_high": None, "verdict": "undecided"})
     said = words(lost)
-    assert f"{WHERE}: kvp beats every baseline at no budget: not at {_everywhere(lost)}." in said
+    assert f"{WHERE}: kvp beats every baseline at none of 3 budgets: not at {_everywhere(lost)}." in said
     assert any("undecided against snapkv (difference +0.1 [no interval]) and h2o" in line for line in said)
     assert all(
         "[no interval]" in cell
@@ -157,7 +157,7 @@ def _everywhere(view: ReportView) -> str:
 def test_losing_everywhere_is_said(view):
     lost = changed(view, lambda row: {"verdict": "worse"} if row["method"] == "kvp" else {})
     assert headlines(lost)[0].startswith(
-        f"{WHERE}: kvp beats every baseline at no budget: not at 64 tokens (snapkv and h2o), "
+        f"{WHERE}: kvp beats every baseline at none of 3 budgets: not at 64 tokens (snapkv and h2o), "
     )
 
 
