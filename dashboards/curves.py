@@ -31,11 +31,11 @@ from dashboards.series import (
     value_axis,
     value_label,
 )
-from dashboards.styles import BOUNDS, LEARNED, LOWER_IS_BETTER, method_order, setting_label, style_of
+from dashboards.styles import ANALYSES, BOUNDS, LEARNED, LOWER_IS_BETTER, method_order, setting_label, style_of
 
 PNG_NAME = "budget_curves.png"
 HTML_NAME = "budget_curves.html"
-_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _DPI = 10.0, 3.5, 120
+_WIDTH_INCHES, _PANEL_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _DPI = 10.0, 3.3, 3.5, 120
 _DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 _GREY = "#444444"
 
@@ -61,7 +61,7 @@ def write_figures(curves: Sequence[Mapping[str, Any]], folder: Path, title: str)
 
 
 def render_picture(panels: Sequence[Panel], title: str) -> bytes:
-    """The picture as the bytes of a PNG file, 1,200 pixels wide."""
+    """The picture as the bytes of a PNG file, 1,200 pixels wide or, with many metrics, more."""
     stream = io.BytesIO()
     draw_picture(panels, title).savefig(stream, format="png", dpi=_DPI)
     return stream.getvalue()
@@ -70,7 +70,8 @@ def render_picture(panels: Sequence[Panel], title: str) -> bytes:
 def draw_picture(panels: Sequence[Panel], title: str) -> Figure:
     """One row of panels for each benchmark and setting, one column for each metric, over all tasks.
 
-    The KL over question and answer stands for fidelity; the one over the answer alone is drawn only in its absence.
+    The KL over question and answer stands for fidelity; the one over the answer alone is drawn only in its absence, and
+    so are analyses where there is anything that methods compete for.
 
     Raises:
         ValueError: no panel is a mean over tasks.
@@ -86,9 +87,11 @@ def draw_picture(panels: Sequence[Panel], title: str) -> Figure:
     )
     if "kl" in metrics and "kl_answer" in metrics:
         metrics.remove("kl_answer")
+    metrics = [metric for metric in metrics if metric not in ANALYSES] or metrics
     names_benchmark = len({benchmark for benchmark, _ in places}) > 1
 
-    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_HEIGHT_INCHES * len(places) + 1.5), layout="constrained")
+    width = max(_WIDTH_INCHES, _PANEL_WIDTH_INCHES * len(metrics))
+    figure = Figure(figsize=(width, _PANEL_HEIGHT_INCHES * len(places) + 1.5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=14, fontweight="bold")
     rows = figure.subfigures(len(places), 1, squeeze=False)[:, 0]

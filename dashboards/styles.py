@@ -28,6 +28,8 @@ METRICS = {
     "reward_correlation": "future attention, compacted and full: rank correlation",
     "missed_mass": "future attention that was evicted (share)",
 }
+ANALYSES = ("reward_correlation", "missed_mass")
+"""Metrics that explain, and that methods do not compete for."""
 LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
 """These are never below 0, of many orders of magnitude, and drawn on a logarithmic axis."""
 

@@ -12,10 +12,7 @@ from typing import Any
 
 from dashboards.report.document import counted, interval, listed, number, percent
 from dashboards.series import MEAN_TASK, Panel
-from dashboards.styles import LOWER_IS_BETTER, METRICS, method_order
-
-ANALYSES = ("reward_correlation", "missed_mass")
-"""Metrics that explain, and are not competed for."""
+from dashboards.styles import ANALYSES, LOWER_IS_BETTER, METRICS, method_order
 
 Row = Mapping[str, Any]
 

@@ -6,7 +6,6 @@ from itertools import groupby
 from matplotlib.figure import Figure
 
 from dashboards.curves import draw_legend, draw_panel
-from dashboards.report.claims import ANALYSES
 from dashboards.report.document import (
     NOTHING,
     Block,
@@ -23,7 +22,7 @@ from dashboards.report.document import (
 from dashboards.report.drawing import new_figure, to_png
 from dashboards.report.view import Place, ReportView, short, short_metric
 from dashboards.series import MEAN_TASK, Panel, Point, band_note, direction
-from dashboards.styles import metric_label, setting_label
+from dashboards.styles import ANALYSES, metric_label, setting_label
 
 _COLUMNS = 3
 _WIDTH_INCHES, _PANEL_INCHES = 10.6, 2.9

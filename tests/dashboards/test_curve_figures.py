@@ -88,6 +88,12 @@ def test_the_picture_has_a_panel_for_each_setting_and_metric(picture):
         assert all(len(line.get_xdata()) == len(BUDGETS) for line in ax.lines)
 
 
+def test_analyses_are_drawn_only_where_nothing_is_competed_for():
+    rows = [point(metric=metric) for metric in ("kl", "missed_mass", "reward_correlation")]
+    assert len(drawn_axes(rows)) == 1
+    assert len(drawn_axes(rows[1:])) == 2
+
+
 def test_the_learned_policy_stands_out_and_the_bounds_are_dashed_and_dotted(picture):
     by_name = {line.get_label(): line for line in axes_of(picture)[1].lines}
     others = [line for name, line in by_name.items() if name != "kvp"]
