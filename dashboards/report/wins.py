@@ -70,6 +70,7 @@ def _blocks(view: ReportView) -> Iterator[Block]:
 def _of_place(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     claims = _lead_claims(view, place, method)
     if not claims:
+        yield missing(f"{method} compared with other methods ({short(place)})", REMEDY)
         return
     words = describe(claims[0].metric)
     lines = (summary_words(claims, words), oracle_words(claims, words))
