@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.cache import CompactedCache
@@ -57,6 +57,22 @@ def batches(rows: Sequence[Row], *, num_new: int, vocabulary: int) -> Iterator[l
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class RowBatch:
+    """Rows with their caches of the context.
+
+    Attributes:
+        rows: The rows.
+        cache: Their caches.
+        after_context: What each predicts after the context's last token. That token runs before the last compression:
+            on the full cache, or where contexts come in chunks, on what the chunks before it left.
+    """
+
+    rows: Sequence[Row]
+    cache: CompactedCache
+    after_context: Float[Tensor, "row vocab"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RowCaches:
     """Makes the caches of rows.
 
@@ -74,30 +90,31 @@ class RowCaches:
     chunk_tokens: int | None
     seed: int
 
-    def of(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], CompactedCache]]:
+    def of(self, rows: Sequence[Row]) -> Iterator[RowBatch]:
         """Batches of rows, each with its cache of the context."""
         sizes = {"num_new": self.continuation.cut.num_future, "vocabulary": self.continuation.whole.logits.shape[-1]}
         for batch in batches([row for row in rows if not self._is_chunked(row)], **sizes):
-            yield batch, self._at_once(batch)
+            yield self._at_once(batch)
         if self.chunk_tokens is not None:
             for batch in batches([row for row in rows if self._is_chunked(row)], **sizes):
-                yield batch, self._in_chunks(batch, self.chunk_tokens)
+                yield self._in_chunks(batch, self.chunk_tokens)
 
     def _is_chunked(self, row: Row) -> bool:
         method = row.contender.method
         return self.chunk_tokens is not None and method.evicts and method.recompression_obstacle is None
 
-    def _at_once(self, rows: Sequence[Row]) -> CompactedCache:
+    def _at_once(self, rows: Sequence[Row]) -> RowBatch:
         n, whole = self.continuation.cut.num_context, self.continuation.whole
-        return CompactedCache(
+        cache = CompactedCache(
             whole.keys[:, :n],
             whole.values[:, :n],
             [row.kept for row in rows],
             num_kv_heads=whole.num_kv_heads,
             num_new_tokens=self.num_new_tokens,
         )
+        return RowBatch(rows=rows, cache=cache, after_context=self.continuation.full_logits[0].expand(len(rows), -1))
 
-    def _in_chunks(self, rows: Sequence[Row], chunk_tokens: int) -> CompactedCache:
+    def _in_chunks(self, rows: Sequence[Row], chunk_tokens: int) -> RowBatch:
         context = self.continuation.context_ids
         streamed = [
             StreamedRow(
@@ -107,5 +124,6 @@ class RowCaches:
         ]
         caches = StreamedCaches(self.model, streamed, interval_tokens=chunk_tokens)
         shape = (len(rows), len(context))
-        caches.run(self.model, context.expand(shape), torch.arange(len(context)).expand(shape), num_logits=0)
-        return caches.finish(self.num_new_tokens)
+        positions = torch.arange(len(context)).expand(shape)
+        last = caches.run(self.model, context.expand(shape), positions, num_logits=1)[:, -1]
+        return RowBatch(rows=rows, cache=caches.finish(self.num_new_tokens), after_context=last)

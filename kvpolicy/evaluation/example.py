@@ -64,9 +64,9 @@ def evaluate_example(
             chunk_tokens=chunk_tokens,
             seed=sample_seed,
         )
-        for batch, cache in caches.of(rows):
-            for metric, values in measure_rows(model, cache, continuation, wanted).items():
-                scores += scores_of(batch, cut.setting, metric, values)
+        for batch in caches.of(rows):
+            for metric, values in measure_rows(model, batch, continuation, wanted).items():
+                scores += scores_of(batch.rows, cut.setting, metric, values)
         head_costs += [_head_costs(entry, cut.setting) for entry in ranked if entry.contender.method.evicts]
     return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvpolicy.benchmarks.scoring import score_answer, score_options
 from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
+from kvpolicy.evaluation.caches import RowBatch
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.metrics import GENERATED_METRICS, kl_divergence, token_log_likelihoods
 from kvpolicy.models.language_model import LanguageModel
@@ -32,20 +33,21 @@ class Wanted:
 
 
 def measure_rows(
-    model: LanguageModel, cache: CompactedCache, continuation: Continuation, wanted: Wanted
+    model: LanguageModel, batch: RowBatch, continuation: Continuation, wanted: Wanted
 ) -> dict[str, list[float]]:
-    """Run what follows the context on every row of a cache.
+    """Run what follows the context on every row of a batch.
 
     Args:
         model: The language model.
-        cache: Compacted caches of the context, with room for what follows.
+        batch: Rows whose caches of the context have room for what follows.
         continuation: What follows.
         wanted: What to measure.
 
     Returns:
         Metric to one figure a row.
     """
-    cut, num_kept, num_rows = continuation.cut, cache.num_past_tokens, cache.num_rows
+    cut, cache = continuation.cut, batch.cache
+    num_kept, num_rows = cache.num_past_tokens, cache.num_rows
     # The last token of the future predicts nothing that the reference knows.
     future = continuation.token_ids[:-1]
     logits = cache.run(
@@ -58,11 +60,8 @@ def measure_rows(
     of_answer = divergence[:, max(0, cut.num_question - 1) :]
     figures = {"kl": divergence.mean(dim=1).tolist(), "kl_answer": of_answer.mean(dim=1).tolist()}
     if "perplexity" in wanted.metrics:
-        figures["perplexity"] = _perplexity(continuation, logits)
-    if cut.num_question:
-        before_answer = logits[:, cut.num_question - 1]
-    else:
-        before_answer = continuation.full_logits[0].expand(num_rows, -1)
+        figures["perplexity"] = _perplexity(continuation, torch.cat([batch.after_context[:, None], logits], dim=1))
+    before_answer = logits[:, cut.num_question - 1] if cut.num_question else batch.after_context
     end_of_question = num_kept + cut.num_question
     if continuation.example.option_ids:
         figures |= _option_figures(model, cache, continuation, before_answer, end_of_question)
@@ -73,12 +72,8 @@ def measure_rows(
 
 
 def _perplexity(continuation: Continuation, logits: Float[Tensor, "row token vocab"]) -> list[float]:
-    """Of the future's tokens; the first of them is predicted by the context alone, the same for every row."""
-    token_ids = continuation.token_ids.to(logits.device)
-    first = token_log_likelihoods(continuation.full_logits[None, :1], token_ids[:1])
-    rest = torch.cat([token_log_likelihoods(row[None], token_ids[1:]) for row in logits])
-    total = rest.sum(dim=1) + first.sum()
-    return (-total / len(token_ids)).exp().tolist()
+    """Of the future's tokens, the first of which is predicted after the context."""
+    return token_log_likelihoods(logits, continuation.token_ids).mean(dim=1).neg().exp().tolist()
 
 
 def _option_figures(

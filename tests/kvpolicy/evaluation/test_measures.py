@@ -9,6 +9,7 @@ from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.evaluation import evaluate_example
 from kvpolicy.prompts import encode
+from kvpolicy.streaming import StreamedCaches, StreamedRow, token_losses
 
 SETTINGS = ("query_agnostic", "query_aware")
 
@@ -39,15 +40,9 @@ def _sample(task, **changes):
     return Sample(**(fields | changes))
 
 
-def _figures(model, sample, contenders, metric, settings=SETTINGS):
-    example = encode(sample, model.tokenizer)
-    result = evaluate_example(model, example, contenders, [24], settings=settings)
-    return {(score.setting, score.method): score.value for score in result.scores if score.metric == metric}
-
-
-def test_perplexity_of_the_full_cache_is_transformers_own_loss(model, network, make_contenders):
+def _dialogue():
     turns = ("Is iron heavy?", "Yes, it sinks.", "And wood?", "It floats.", "Why?", "It is lighter.")
-    sample = _sample(
+    return _sample(
         "dialogue",
         context="\n\n".join(turns[:3]),
         question="",
@@ -56,6 +51,16 @@ def test_perplexity_of_the_full_cache_is_transformers_own_loss(model, network, m
         answer_turns=turns[3:],
         references=(),
     )
+
+
+def _figures(model, sample, contenders, metric, settings=SETTINGS, **options):
+    example = encode(sample, model.tokenizer)
+    result = evaluate_example(model, example, contenders, [24], settings=settings, **options)
+    return {(score.setting, score.method): score.value for score in result.scores if score.metric == metric}
+
+
+def test_perplexity_of_the_full_cache_is_transformers_own_loss(model, network, make_contenders):
+    sample = _dialogue()
     example = encode(sample, model.tokenizer)
     ids = torch.tensor([example.context_ids + example.answer_ids])
     labels = ids.clone()
@@ -65,6 +70,20 @@ def test_perplexity_of_the_full_cache_is_transformers_own_loss(model, network, m
     found = _figures(model, sample, make_contenders(model, ["full", "knorm"]), "perplexity", SETTINGS[:1])
     assert found["query_agnostic", "full"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert found["query_agnostic", "knorm"] != pytest.approx(math.exp(loss), rel=1e-3)
+
+
+def test_perplexity_after_chunks_is_that_of_a_stream(model, make_contenders):
+    """Its first token, too, is predicted by what the chunks before it left."""
+    contenders, sample = make_contenders(model, ["knorm"]), _dialogue()
+    found = _figures(model, sample, contenders, "perplexity", SETTINGS[:1], chunk_tokens=7)
+    example = encode(sample, model.tokenizer)
+    context, future = torch.tensor([example.context_ids]), torch.tensor(example.answer_ids)
+    stream = StreamedCaches(model, [StreamedRow(method=contenders[0].method, budget=24)], interval_tokens=7)
+    logits = stream.run(model, context, torch.arange(context.shape[1])[None], num_logits=1)
+    first = torch.nn.functional.cross_entropy(logits[:, -1].float(), future[:1])
+    stream.evict_every(len(future))
+    rest = token_losses(model, stream, future)[0]
+    assert found["query_agnostic", "knorm"] == pytest.approx(math.exp(torch.cat([first[None], rest]).mean()), rel=1e-4)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
