@@ -30,11 +30,11 @@ class EvaluateConfig:
         budgets: Entries kept per KV head, in tokens, ascending.
         settings: `query_agnostic`, `query_aware` or both.
         chunk_tokens: Contexts are run in chunks of so many tokens, and compressed after each; None runs and compresses
-            them at once. `full` and `oracle` are always of the whole context.
+            them at once. `full` and `oracle` are always of the whole context, and what rankings cost heads is too.
         num_samples: Samples of each task, of the test split.
         num_generated: How many of these are also answered, for the metrics that judge answers.
         num_analysed: How many of these also tell what future attention becomes on compacted caches, whether optimal
-            sets are nested, and what single tokens are worth.
+            sets are nested, and what single tokens are worth; none in chunks.
         max_answer_tokens: Tokens at which an answer is cut, where the task allows more; None leaves it to the task.
         num_policy_seeds: Policy sets that take part, each trained with a seed of its own.
         num_random_seeds: Seeds of the random method.
@@ -100,6 +100,8 @@ class EvaluateConfig:
             return
         if self.chunk_tokens < 1:
             yield f"chunk_tokens is {self.chunk_tokens}, expected at least 1"
+        if self.num_analysed:  # its figures would stand beside those of other caches
+            yield f"num_analysed is {self.num_analysed}, expected 0 with chunk_tokens, as analyses compress once"
         for name in self.methods:
             kind = method_type(name)
             if kind.recompression_obstacle is not None and name not in {"full", "oracle"}:

@@ -173,6 +173,12 @@ def test_changes_leave_the_rest_as_it_is():
         ({"evaluate": {"budgets": (3,)}}, ("budget 3",)),
         ({"prompts": {"tasks": ("qa_1",)}}, ("qa_1", "squad")),
         ({"train": {"objective": "guess"}}, ("'guess'", "exact, rloo")),
+        ({"evaluate": {"chunk_tokens": 0, "methods": ("kvp",)}}, ("chunk_tokens is 0",)),
+        ({"evaluate": {"chunk_tokens": 64, "methods": ("kvp", "h2o")}}, ("h2o cannot be judged in chunks",)),
+        (
+            {"evaluate": {"chunk_tokens": 64, "methods": ("kvp",), "num_analysed": 1}},
+            ("num_analysed is 1, expected 0",),
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -184,3 +190,39 @@ def test_changes_that_are_wrong_are_refused(fails_in_one_line, changes, expected
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(InputError, match=r"'int3'.*bfloat16"):
         PipelineConfig(preset="own", version="1", dtype="int3")
+
+
+def test_single_settings_are_as_toml_has_them_or_plain_text():
+    entries = [
+        "evaluate.num_samples=4",
+        "evaluate.budgets=[24, 48]",
+        "train.agent.width=32",
+        "collect.setting=query_aware",
+    ]
+    changed, smoke = load_preset("smoke").with_settings(entries), load_preset("smoke")
+    assert changed == dataclasses.replace(
+        smoke,
+        evaluate=dataclasses.replace(smoke.evaluate, num_samples=4, budgets=(24, 48)),
+        train=dataclasses.replace(smoke.train, agent=dataclasses.replace(smoke.train.agent, width=32)),
+        collect=dataclasses.replace(smoke.collect, setting="query_aware"),
+    )
+    assert smoke.with_settings(["train.agent=paper"]).train.agent == AgentConfig.named("paper")
+    assert smoke.with_settings(["train.num_steps=3", "train.num_steps=5"]).train.num_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("evaluate.num_samples", "section.field=value"),
+        ("num_samples=4", "section.field=value"),
+        ("evaluate.=4", "section.field=value"),
+        ("evaluate.num_samples=", "expected a whole number"),
+        ("evaluate.num_samples=many", "evaluate.num_samples is 'many'"),
+        ("evaluate.num_samples=0", "num_samples is 0"),
+        ("evaluate.pace=1", "evaluate.pace is unknown"),
+        ("judge.pace=1", "judge is unknown"),
+        ("version.major=2", "version is"),
+    ],
+)
+def test_single_settings_that_are_wrong_are_refused(fails_in_one_line, entry, expected):
+    assert expected in fails_in_one_line(load_preset("smoke").with_settings, [entry])
