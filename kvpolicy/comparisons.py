@@ -38,8 +38,8 @@ class Comparison:
         other: The one it is compared with.
         difference: Method minus other, paired by example, with its interval.
         confidence: Share of the bootstrap resamples in which the method is better, ties counted half: 0.5 where
-            nothing is known, 1 minus that of the pair's other order. Read in both directions, the smaller of
-            it and its complement, doubled, is the bootstrap's p-value of no difference.
+            nothing is known, as where a task has one example; 1 minus that of the pair's other order. Read in both
+            directions, the smaller of it and its complement, doubled, is the bootstrap's p-value of no difference.
         verdict: `better` or `worse`, in the metric's own direction, where the interval excludes 0; else `undecided`.
         num_seeds: Of the method.
         other_num_seeds: Of the other.

@@ -123,7 +123,12 @@ class Resamples:
         )
 
     def share_above_zero(self) -> Float[np.ndarray, "column"]:
-        """Share of the resamples in which a column is above 0; where it is 0, half of them."""
+        """Share of the resamples in which a column is above 0; where it is 0, half of them.
+
+        Half also where a stratum has one example: resamples that hardly differ, or not at all, would be certain.
+        """
+        if self.smallest_stratum == 1:
+            return np.full(self.mean.shape, 0.5)
         signs: np.ndarray = np.sign(self._rounded(self.mean + self.deviation)).mean(axis=0)
         return 0.5 + 0.5 * signs
 

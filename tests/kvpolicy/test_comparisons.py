@@ -93,7 +93,7 @@ def test_one_example_of_a_task_establishes_nothing():
     scores = example_scores("kvp", [0.0] * 3, tasks=tasks) + example_scores("knorm", [9.0] * 3, tasks=tasks)
     found = _compare(scores)["kvp", "knorm", "kl", 64]
     assert found.difference.mean == pytest.approx(-9.0)
-    assert (found.confidence, found.verdict) == (1.0, UNDECIDED)
+    assert (found.confidence, found.verdict) == (0.5, UNDECIDED)
 
 
 def test_seeds_are_averaged_counted_and_drawn():
