@@ -6,7 +6,8 @@ from prefect import flow
 
 from flows.options import Choices, Preset
 from flows.pipeline import NO_CHOICES, find_snapshot
-from flows.plan import planned
+from flows.plan import planned, policy_seeds, serving
+from flows.request import Request
 from flows.stages import run_training
 from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from kvpolicy.models.reference import EMBEDDED
@@ -29,16 +30,20 @@ def ablate(
     """Train with every objective and seed on the collected traces; the lowest held-out cost first.
 
     Everything but the objective is as the preset says. Each training is a stage as any other: its policy set is kept,
-    can be judged (`kvp evaluate --objective`), and is found again.
+    can be judged (`kvp evaluate --objective`), and is found again. It serves the request that would train it alone, so
+    that it can be repeated from its record.
     """
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
         snapshot, config = find_snapshot(plan), plan.config.ablate
         outcomes = []
         for name in config.compared:
-            train = dataclasses.replace(plan.config.train, objective=name)
-            for own in range(seed, seed + config.num_seeds):
-                trained, stage = run_training(plan.home, plan.model, snapshot, train, seed=own)
-                outcomes.append(_outcome(plan.home, name, trained, stage))
+            told = [f"train.objective={name}", f"evaluate.num_policy_seeds={config.num_seeds}"]
+            alone = dataclasses.replace(choices, settings=[*(choices.settings or []), *told])
+            request = Request.make(preset=preset, model=model, seed=seed, choices=alone)
+            with serving(plan.home, request):
+                for own in policy_seeds(request.config, seed):
+                    trained, stage = run_training(plan.home, plan.model, snapshot, request.config.train, seed=own)
+                    outcomes.append(_outcome(plan.home, name, trained, stage))
         return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
 
 

@@ -86,8 +86,15 @@ def planned(*, preset: str, model: str, home: str | None, seed: int, choices: Ch
     note_loaded_code()
     prepare_process()
     reference = register_model(opened, model, request.config.dtype)
-    with acting_for(Purpose(request_id=Catalog(opened).register(request.to_artifact()))):
+    with serving(opened, request):
         yield _make_plan(opened, reference, request.config, seed)
+
+
+@contextmanager
+def serving(home: Home, request: Request) -> Iterator[None]:
+    """Note a request; whatever the block runs is recorded as run for it."""
+    with acting_for(Purpose(request_id=Catalog(home).register(request.to_artifact()))):
+        yield
 
 
 def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -> Plan:

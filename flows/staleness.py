@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.plan import policy_seeds
 from flows.request import Request
-from kvpolicy.benchmarks.ruler import SPLITS
+from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import find_model
 from kvpolicy.pipeline import PipelineConfig
