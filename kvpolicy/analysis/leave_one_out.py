@@ -5,7 +5,6 @@ a token (`token_scores`). Rankings are judged by the order of tokens alone, so w
 correlation (`kvpolicy.analysis.ranks`) of scores and divergences in each sample, with an interval over samples.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -15,15 +14,12 @@ from torch import Tensor
 
 from kvpolicy.analysis.ranks import normalised_ranks
 from kvpolicy.attention.prefill import Prefill
+from kvpolicy.batching import rows_that_fit
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 from kvpolicy.metrics import kl_divergence
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
-
-# A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
-_MAX_BATCH_LOGITS = 64 * 2**20
-_MAX_BATCH_ENTRIES = 16 * 2**10
 
 
 def token_scores(scores: Float[Tensor, "head token"]) -> Float[Tensor, "token"]:
@@ -105,7 +101,9 @@ def divergence_without(
     Raises:
         InputError: If a token is not in the context.
     """
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < num_context:
+    if not len(tokens):
+        return torch.zeros(0, device=whole.keys.device)
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < num_context:
         raise InputError(
             f"leave one out: tokens {int(tokens.min())} to {int(tokens.max())}, expected indices into a context of "
             f"{num_context}"
@@ -125,14 +123,9 @@ def divergence_without(
         return cache.run(model, ids, positions, num_logits=len(future_ids))
 
     (full,) = run([torch.arange(num_context).expand(num_heads, -1)])
+    size = rows_that_fit(num_logits=full.numel(), num_entries=num_context)
     divergences = [
         kl_divergence(full, run(all_but_one(batch, num_heads=num_heads, num_tokens=num_context))).mean(dim=1)
-        for batch in _batches(tokens, num_context=num_context, num_logits=full.numel())
+        for batch in tokens.split(size)
     ]
-    return torch.cat(divergences) if divergences else full.new_zeros(0)
-
-
-def _batches(tokens: Tensor, *, num_context: int, num_logits: int) -> Iterator[Tensor]:
-    most_rows = max(1, min(_MAX_BATCH_LOGITS // max(1, num_logits), _MAX_BATCH_ENTRIES // num_context))
-    for first in range(0, len(tokens), most_rows):
-        yield tokens[first : first + most_rows]
+    return torch.cat(divergences)

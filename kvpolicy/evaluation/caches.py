@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.batching import rows_that_fit
 from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation.contenders import Ranked
 from kvpolicy.evaluation.continuation import Continuation
@@ -14,10 +15,6 @@ from kvpolicy.evaluation.results import Contender
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.seeds import derive_seed
 from kvpolicy.streaming import StreamedCaches, StreamedRow
-
-# A batch is limited by the logits of its new tokens (256 MB of float32) and by the cache entries that it holds.
-_MAX_BATCH_LOGITS = 64 * 2**20
-_MAX_BATCH_ENTRIES = 16 * 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +42,11 @@ def rows_of(ranked: Ranked, budgets: Sequence[int]) -> list[Row]:
 
 def batches(rows: Sequence[Row], *, num_new: int, vocabulary: int) -> Iterator[list[Row]]:
     """Rows of similar size together, so that little of a batch is padding."""
-    most_rows = max(1, _MAX_BATCH_LOGITS // (num_new * vocabulary))
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: row.kept.shape[1], reverse=True):
-        if batch and (len(batch) == most_rows or (len(batch) + 1) * batch[0].kept.shape[1] > _MAX_BATCH_ENTRIES):
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+    ordered = sorted(rows, key=lambda row: row.kept.shape[1], reverse=True)
+    while ordered:
+        size = rows_that_fit(num_logits=num_new * vocabulary, num_entries=ordered[0].kept.shape[1])
+        yield ordered[:size]
+        ordered = ordered[size:]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -68,7 +68,7 @@ def make_method(name: str, **parameters: object) -> Method:
 
     Args:
         name: One of `method_names()`.
-        **parameters: The method's own, such as `window_tokens` of snapkv or `agents` of kvp; the rest have defaults.
+        **parameters: The method's own, such as `window_tokens` of snapkv or `policy` of kvp; the rest have defaults.
 
     Returns:
         The method, ready to score.

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.analysis import leave_one_out
+from kvpolicy import batching
 from kvpolicy.analysis.leave_one_out import all_but_one, choose_tokens, divergence_without, token_scores
 from kvpolicy.analysis.ranks import spearman
 from kvpolicy.attention.importance import importance
@@ -36,7 +36,7 @@ def test_batches_do_not_show(tiny_model, draw_tokens, monkeypatch):
     whole, left_out = prefill(model, tokens, num_queries=0), torch.arange(9)
     arguments = (model, whole, left_out, tokens[NUM_CONTEXT:])
     together = divergence_without(*arguments, num_context=NUM_CONTEXT)
-    monkeypatch.setattr(leave_one_out, "_MAX_BATCH_ENTRIES", 2 * NUM_CONTEXT)
+    monkeypatch.setattr(batching, "MAX_ENTRIES", 2 * NUM_CONTEXT)
     torch.testing.assert_close(divergence_without(*arguments, num_context=NUM_CONTEXT), together, rtol=1e-3, atol=1e-6)
 
 

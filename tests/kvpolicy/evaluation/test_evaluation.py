@@ -6,12 +6,13 @@ from collections import Counter
 import pytest
 import torch
 
+from kvpolicy import batching
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.ruler import generate
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation import Contender, caches, evaluate_example, measure
+from kvpolicy.evaluation import Contender, evaluate_example, measure
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.registry import make_method, method_names
@@ -221,9 +222,9 @@ def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch, m
 def test_small_batches_score_as_large_ones(model, monkeypatch, make_contenders):
     example, contenders = _example(model), make_contenders(model, ["full", "knorm", "tova", "random"])
     large = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(caches, "_MAX_BATCH_ENTRIES", 100)
+    monkeypatch.setattr(batching, "MAX_ENTRIES", 100)
     small = _table(evaluate_example(model, example, contenders, BUDGETS))
-    monkeypatch.setattr(caches, "_MAX_BATCH_LOGITS", 1)
+    monkeypatch.setattr(batching, "MAX_LOGITS", 1)
     single = _table(evaluate_example(model, example, contenders, BUDGETS))
     for other in (small, single):
         assert other == {key: pytest.approx(value, abs=2e-5) for key, value in large.items()}
