@@ -126,6 +126,6 @@ def divergence_without(
     size = rows_that_fit(num_logits=full.numel(), num_entries=num_context)
     divergences = [
         kl_divergence(full, run(all_but_one(batch, num_heads=num_heads, num_tokens=num_context))).mean(dim=1)
-        for batch in tokens.split(size)
+        for batch in torch.split(tokens, size)
     ]
     return torch.cat(divergences)
