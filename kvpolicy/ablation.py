@@ -103,19 +103,6 @@ def check_objectives(names: Sequence[str]) -> tuple[ObjectiveName, ...]:
     return tuple(known[name] for name in names)
 
 
-def spread_heads(num_heads: int, count: int) -> slice:
-    """Evenly spaced KV heads over all layers, as a slice with a step.
-
-    Raises:
-        InputError: If the model has fewer.
-    """
-    if not 1 <= count <= num_heads:
-        raise InputError(f"heads: {count} of {num_heads}, expected from 1 to {num_heads}")
-    step = num_heads // count
-    first = (num_heads - 1 - step * (count - 1)) // 2
-    return slice(first, first + step * (count - 1) + 1, step)
-
-
 def compare_objectives(
     outcomes: Sequence[ObjectiveOutcome],
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.benchmarks.sources import SOURCES
 from kvpolicy.metrics import GENERATED_METRICS
 
 
@@ -32,16 +31,6 @@ class TaskInfo:
     max_new_tokens: int
     description: str
     match: Literal["all", "any"] = "all"
-
-    @property
-    def source_text(self) -> str | None:
-        """What the source is and how to get it, or None."""
-        return None if self.source is None else SOURCES[self.source]
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the task runs without anything that the user must bring."""
-        return self.source is None
 
     @property
     def is_generated(self) -> bool:

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives, spread_heads
+from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives
 from kvpolicy.objectives.registry import OBJECTIVES
 
 
@@ -69,17 +67,3 @@ def test_objectives_are_checked_by_name(fails_in_one_line):
     assert "reinforce, ppo unknown" in fails_in_one_line(check_objectives, ["reinforce", "exact", "ppo"])
     assert "mse is named twice" in fails_in_one_line(check_objectives, ["mse", "exact", "mse"])
     assert check_objectives(OBJECTIVES) == OBJECTIVES
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_spread_heads_are_as_many_as_asked_for_and_evenly_spaced(num_heads, count):
-    count = min(count, num_heads)
-    heads = range(num_heads)[spread_heads(num_heads, count)]
-    assert len(heads) == count
-    assert heads.step == num_heads // count
-    assert abs(heads[0] - (num_heads - 1 - heads[-1])) <= 1  # as far from the first head as from the last
-
-
-@pytest.mark.parametrize("count", [0, 91])
-def test_more_heads_than_there_are_cannot_be_spread(fails_in_one_line, count):
-    assert f"{count} of 90" in fails_in_one_line(spread_heads, 90, count)

@@ -64,7 +64,7 @@ def test_outside_texts_are_read_when_they_are_named(tokenizer, squad_file):
 
 def test_the_defaults_need_nothing_from_outside():
     assert PromptConfig().tasks == tuple(DEFAULT_TASKS)
-    assert all(info.is_default for info in tasks_of("ruler") if info.task in PromptConfig().tasks)
+    assert all(info.source is None for info in tasks_of("ruler") if info.task in PromptConfig().tasks)
 
 
 @pytest.mark.parametrize(
