@@ -93,6 +93,21 @@ def read_text(file: DataFile) -> str:
         ) from error
 
 
+def parse_json(text: str) -> Any:
+    """What JSON holds.
+
+    Raises:
+        ValueError: It is no JSON, is nested too deeply, or holds half a character (a lone surrogate), which is no text.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if "\\ud" in text.lower():  # only an escape can hold one
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def _json_lines(file: DataFile) -> Iterator[tuple[str, Any]]:
     opened = gzip.open if file.path.name.lower().endswith(".gz") else open
     number = 0
@@ -100,18 +115,21 @@ def _json_lines(file: DataFile) -> Iterator[tuple[str, Any]]:
         with opened(file.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield f"line {number}", json.loads(line.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    yield f"line {number}", parse_json(line.decode("utf-8-sig"))
+    except ValueError as error:
         raise _broken(file, f"line {number}", error) from error
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(file, f"{first_line(error)} after line {number}") from error
 
 
 def _json_list(file: DataFile) -> Iterator[tuple[str, Any]]:
+    text = read_text(file)
     try:
-        content = json.loads(read_text(file))
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         raise _broken(file, f"line {error.lineno}", error) from error
+    except ValueError as error:
+        raise _unreadable(file, first_line(error)) from error
     if not isinstance(content, list):
         raise InputError(f"{file.name} holds {_shown(content)}, expected a list of rows")
     for number, value in enumerate(content, start=1):

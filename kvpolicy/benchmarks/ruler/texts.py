@@ -8,14 +8,13 @@ to a split by its title. What two splits would share is left out.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpolicy.benchmarks.rows import read_rows, read_text
+from kvpolicy.benchmarks.rows import parse_json, read_rows, read_text
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.sources import SOURCES, DataFile, DataFiles, missing_source
 from kvpolicy.benchmarks.splits import SPLITS, in_several, split_of
@@ -148,7 +147,7 @@ def _parsed(
 
 def _squad_articles(file: DataFile) -> list[Any]:
     """Articles with paragraphs, as published; of the hub's rows, a question each, every paragraph is one."""
-    if file.path.suffix == ".json" and isinstance(content := json.loads(read_text(file)), dict):
+    if file.path.suffix == ".json" and isinstance(content := parse_json(read_text(file)), dict):
         return list(content["data"])
     return [
         {

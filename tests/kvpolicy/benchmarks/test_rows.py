@@ -66,6 +66,8 @@ def test_a_mark_of_byte_order_and_empty_lines_are_no_rows(tmp_path: Path) -> Non
         (b'{"a": 1', "line 2: not JSON"),
         (b"{'a': 1}", "line 2: not JSON"),
         (b'{"a": "\xe9"}', "line 2: not JSON .*utf-8"),
+        (b"[" * 9999, r"line 2: not JSON \(it is nested too deeply\)"),
+        (rb'{"a": "\uD800"}', "line 2: not JSON .*surrogates not allowed"),
         (b"[1, 2]", r"line 2: \[1, 2\] is no row"),
         (b'"text"', "line 2: 'text' is no row"),
         (b"null", "line 2: missing is no row"),
@@ -84,6 +86,7 @@ def test_a_broken_line_is_named(line: bytes, said: str, suffix: str, tmp_path: P
     [
         ("rows.json", b'[{"a": 1},\n{"a": }]', "rows.json line 2: not JSON"),
         ("rows.json", b'{"data": []}', "rows.json holds .*expected a list of rows"),
+        ("rows.json", rb'[{"a": "\ud800"}]', "cannot read rows.json: .*surrogates not allowed"),
         ("rows.json", b"[3]", "rows.json entry 1: 3 is no row"),
         ("rows.json", b"\xff", r"rows.json is not UTF-8 text \(byte 0\)"),
         ("rows.parquet", b"PAR1 and nothing of use", "cannot read rows.parquet: .*; boolq must be"),
