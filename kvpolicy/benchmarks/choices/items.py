@@ -116,7 +116,7 @@ def _hellaswag(row: Row) -> Item | None:
     source = row.fields.get("source_id")
     endings = tuple(map(_without_marks, row.texts("endings")))
     topic = _one_line(str(row.fields.get("activity_label") or ""))
-    return _asked(row, begun, list(endings), int(label) if str(label).isdigit() else label, topic=topic, owner=source)
+    return _asked(row, begun, list(endings), int(label) if str(label).isdecimal() else label, topic=topic, owner=source)
 
 
 _READERS: Mapping[str, Callable[[Row], Item | None]] = {

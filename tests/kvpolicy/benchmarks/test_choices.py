@@ -121,6 +121,7 @@ def test_what_cannot_be_asked_is_counted(ask, tmp_path) -> None:
         ("mmlu", {"subject": 3}, "subject is 3, expected text"),
         ("hellaswag", {"endings": [1, 2]}, "endings is .*, expected a list of texts"),
         ("hellaswag", {"label": "two"}, "the answer is 'two', expected one of its 2 choices"),
+        ("hellaswag", {"label": "²"}, "the answer is '²', expected one of its 2 choices"),
     ],
 )
 def test_a_broken_row_is_named_by_its_line(task: str, changes, said: str, ask, tmp_path) -> None:
