@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -121,9 +122,12 @@ def missing_source(task: str, source: str) -> InputError:
 
 
 def _find(source: str, name: str, *, fetch: bool) -> DataFile:
-    path = _hub_file(source, name, fetch=fetch) if name.startswith(HUB) else Path(name).expanduser()
+    path = _hub_file(source, name, fetch=fetch) if name.startswith(HUB) else Path(name)
+    with suppress(RuntimeError):  # a user who is not there: the path is none, then
+        path = path.expanduser()
     if not path.is_file():
-        raise InputError(f"data: {source} file {name} does not exist: check --data; needed: {SOURCES[source]}")
+        problem = "is no file" if path.exists() else "does not exist"
+        raise InputError(f"data: {source} file {name} {problem}: check --data; needed: {SOURCES[source]}")
     return DataFile(source=source, name=name, path=path)
 
 

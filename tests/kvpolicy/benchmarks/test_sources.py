@@ -62,6 +62,11 @@ def test_a_file_that_is_not_there_is_named_with_what_is_needed(fails_in_one_line
     assert message == fails_in_one_line(absolute_entry, f"{source}={tmp_path / 'none'}")
 
 
+def test_a_folder_and_the_home_of_nobody_are_no_files(fails_in_one_line, tmp_path: Path) -> None:
+    assert "is no file" in fails_in_one_line(find_files, [f"boolq={tmp_path}"])
+    assert "does not exist" in fails_in_one_line(find_files, ["boolq=~nobody-of-that-name/rows.jsonl"])
+
+
 def test_a_path_may_hold_an_equals_sign_and_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a=b.txt").write_text("x")
     monkeypatch.setenv("HOME", str(tmp_path))
