@@ -5,6 +5,7 @@ An unknown key is an error, and all problems of a file are reported at once.
 
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -246,7 +247,9 @@ def _fits(value: Any, kind: Any) -> bool:
         return value in kinds
     if kinds:  # a union
         return any(_fits(value, one) for one in kinds)
-    return type(value) in ((int, float) if kind is float else (kind,))  # a bool is no number here
+    if type(value) not in ((int, float) if kind is float else (kind,)):  # a bool is no number here
+        return False
+    return math.isfinite(value) if type(value) is float else type(value) is not int or abs(value) < 2**63
 
 
 def _wording(kind: Any) -> str:
@@ -257,7 +260,7 @@ def _wording(kind: Any) -> str:
         return f"one of {', '.join(kinds)}"
     if kinds:
         return " or ".join(_wording(one) for one in kinds if one is not NoneType)
-    return {int: "a whole number", float: "a number", str: "text"}.get(kind, str(kind))
+    return {int: "a whole number of at most 64 bits", float: "a finite number", str: "text"}.get(kind, str(kind))
 
 
 def _unknown_dtype(dtype: str) -> str:
