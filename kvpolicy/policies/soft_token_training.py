@@ -74,7 +74,7 @@ class SoftTokenConfig:
         if self.response not in RESPONSES:
             problems.append(f"response is {self.response!r}, expected one of {', '.join(RESPONSES)}")
         if problems:
-            raise InputError("soft tokens: " + "; ".join(problems))
+            raise InputError("soft_tokens: " + "; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
