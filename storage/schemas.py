@@ -172,7 +172,7 @@ COMPARISONS = _table(
     _field("ci_low", _FLOAT, "lower end of the interval over samples and seeds", nullable=True),
     _field("ci_high", _FLOAT, "upper end of the interval over samples and seeds", nullable=True),
     _field("confidence", _FLOAT, "share of the bootstrap resamples in which the method is better; ties count half"),
-    _field("verdict", _TEXT, "better or worse where the interval excludes 0, else undecided"),
+    _field("verdict", _TEXT, "better or worse where the interval excludes 0 and samples suffice, else undecided"),
     _field("is_contest", _BOOL, "whether both evict and neither knows the future"),
     _field("is_best_baseline", _BOOL, "whether the other is the heuristic with the best mean at this budget"),
     _field("n", _INT, "samples"),

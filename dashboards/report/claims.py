@@ -225,7 +225,8 @@ def oracle_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> s
     where = f"at {listed(within)} tokens" if within else "nowhere"
     where = "everywhere" if len(within) == len(known) else where
     span = f"{number(min(factors.values()))} to {number(max(factors.values()))} times"
-    return f"{describe(known[0])}: {known[0].method} has {span} the oracle's value; it is at most twice {where}."
+    start = f"{describe(known[0])}: {known[0].method} has {span} the oracle's value"
+    return f"{start} (ratios of means, without intervals); it is at most twice {where}."
 
 
 def _every(claims: Sequence[Claim]) -> str:

@@ -63,7 +63,7 @@ def reward_section(view: ReportView) -> Section:
             blocks.append(
                 missing(
                     f"future attention recomputed on compacted caches ({short(place)})",
-                    "`kvp evaluate --set evaluate.num_analysed=4` measures it on four samples.",
+                    "`kvp evaluate --set evaluate.num_analysed=1` measures it on a sample of each task.",
                 )
             )
     return Section(anchor="reward", title="Does the reward survive eviction?", blocks=tuple(blocks), origin=view.origin)

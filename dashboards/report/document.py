@@ -16,7 +16,7 @@ BETTER_MARK, WORSE_MARK, UNDECIDED_MARK = "▲", "▼", "·"
 MARKS = {"better": BETTER_MARK, "worse": WORSE_MARK, "undecided": UNDECIDED_MARK}
 MARKS_NOTE = (
     f"{BETTER_MARK} better, {WORSE_MARK} worse: the paired interval excludes 0; {UNDECIDED_MARK} undecided: it does "
-    "not, or there is none"
+    "not, or there are too few samples"
 )
 ID = re.compile(rf"\b(?:run|{'|'.join(ARTIFACT_KINDS)})-[0-9a-f]{{16}}\b")
 """An id of the catalog: of a run, or of an artifact."""

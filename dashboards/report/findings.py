@@ -23,7 +23,7 @@ _NESTED = {
     "overlap": "share of the smaller set that both choices have",
     "excess_missed_mass": "future attention missed beyond the best set's (share)",
 }
-_ANALYSED = "`kvp evaluate --set evaluate.num_analysed=4` measures it on four samples."
+_ANALYSED = "`kvp evaluate --set evaluate.num_analysed=1` measures it on a sample of each task."
 Cells = Mapping[tuple[int, int], Row]
 
 

@@ -74,7 +74,8 @@ def test_what_is_won_lost_and_undecided_is_what_was_planted(view):
 def test_the_outcome_is_said_in_these_words(view):
     assert words(view)[2:7] == [
         f"{WHERE}: kvp beats every baseline at 1 of 3 budgets: not at 64 tokens (snapkv) and 128 tokens (h2o).",
-        f"{WHERE}: kvp has 1.33 to 4 times the oracle's value; it is at most twice at 128 and 256 tokens.",
+        f"{WHERE}: kvp has 1.33 to 4 times the oracle's value (ratios of means, without intervals); it is at most "
+        "twice at 128 and 256 tokens.",
         "64 tokens (10 % of the context): kvp (0.4) does not beat every baseline: it is worse than snapkv (difference "
         "+0.1 [+0.05, +0.15]).",
         "128 tokens (20 % of the context): kvp (0.2) does not beat every baseline: undecided against h2o (difference "

@@ -46,7 +46,7 @@ def test_a_page_and_markdown_are_written_where_they_are_wanted(command, home, tm
     assert done.stdout.splitlines() == [str(out / "report.html"), str(out / "report.md")]
     told = (out / "report.md").read_text()
     assert "kvp beats every baseline at 1 of 3 budgets: not at 64 tokens (snapkv) and 128 tokens (h2o)." in told
-    assert "task vt, fidelity (KL): kvp beats every baseline at 2 of 3 budgets: not at 64 tokens (snapkv)." in told
+    assert "Within single tasks nothing is established: they have 4 samples" in told
     assert "Objectives with the judged policies' options" in told
     assert not (home.figures / EVALUATION.artifact_id).exists()
 
@@ -90,9 +90,7 @@ def test_differences_within_a_task_are_those_of_its_scores(home):
         assert row["difference"] == pytest.approx(expected, abs=1e-12)
         assert row["ci_low"] == pytest.approx(expected - spread, abs=1e-9)
         assert row["ci_high"] == pytest.approx(expected + spread, abs=1e-9)
-        sure = abs(expected) > spread
-        lower_is_better = "better" if expected < 0 else "worse"
-        assert row["verdict"] == (lower_is_better if sure else "undecided")
+        assert row["verdict"] == "undecided"  # four samples, however they agree
 
 
 def test_objectives_are_compared_where_nothing_else_differs(home):

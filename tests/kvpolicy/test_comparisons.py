@@ -8,7 +8,7 @@ import pytest
 from kvpolicy.comparisons import BETTER, UNDECIDED, WORSE, beats_all, compare_methods, is_contender, is_heuristic
 from kvpolicy.methods.registry import method_names
 from kvpolicy.metrics import METRICS
-from kvpolicy.statistics import bootstrap_mean
+from kvpolicy.statistics import bootstrap_mean, bootstrap_table
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores
 
 
@@ -94,6 +94,21 @@ def test_one_example_of_a_task_establishes_nothing():
     found = _compare(scores)["kvp", "knorm", "kl", 64]
     assert found.difference.mean == pytest.approx(-9.0)
     assert (found.confidence, found.verdict) == (0.5, UNDECIDED)
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(2, UNDECIDED), (5, UNDECIDED), (6, BETTER), (9, BETTER)])
+def test_few_examples_establish_nothing_however_they_agree(count, verdict):
+    tasks = ("vt",) * count
+    scores = example_scores("kvp", [0.0] * count, tasks=tasks) + example_scores("knorm", [9.0] * count, tasks=tasks)
+    assert _compare(scores)["kvp", "knorm", "kl", 64].verdict == verdict
+
+
+@pytest.mark.parametrize(("tasks", "measured"), [(("vt",) * 6, 0.114), (tuple("aaabbbcccdddeeefff"), 0.077)])
+def test_ties_are_called_as_often_as_the_module_says(tasks, measured):
+    values = np.random.default_rng(0).normal(size=(len(tasks), 2000))
+    called = bootstrap_table(values, strata=tasks, seed=1, num_resamples=500)
+    share = np.mean((called.low > 0) | (called.high < 0))
+    assert share == pytest.approx(measured, abs=0.025)
 
 
 def test_seeds_are_averaged_counted_and_drawn():
