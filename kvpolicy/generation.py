@@ -81,9 +81,12 @@ def compressed_generate(
     check_budget(budget, max(budget, num_tokens))
     most = max(num_tokens + max_new_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS)
     row = StreamedRow(method=LearnedPolicy(policy=policy), budget=min(budget, most))
-    cache = StreamedCaches(model, [row], interval_tokens=num_tokens if chunk_tokens is None else chunk_tokens)
+    # Room is made for a whole interval: no more of it than there are tokens.
+    chunk = num_tokens if chunk_tokens is None else min(chunk_tokens, num_tokens)
+    interval = max_new_tokens if evict_every_tokens is None else min(evict_every_tokens, max_new_tokens)
+    cache = StreamedCaches(model, [row], interval_tokens=chunk)
     logits = cache.run(model, token_ids[None], torch.arange(num_tokens)[None], num_logits=1)
-    cache.evict_every(max_new_tokens if evict_every_tokens is None else evict_every_tokens)
+    cache.evict_every(interval)
     num_kept = cache.num_held(0)
     answer = decode_greedily(
         model, cache, logits[:, -1].argmax(dim=-1), first_position=num_tokens, max_new_tokens=max_new_tokens

@@ -115,7 +115,7 @@ class RowCaches:
             )
             for row in rows
         ]
-        caches = StreamedCaches(self.model, streamed, interval_tokens=chunk_tokens)
+        caches = StreamedCaches(self.model, streamed, interval_tokens=min(chunk_tokens, len(context)))
         shape = (len(rows), len(context))
         positions = torch.arange(len(context)).expand(shape)
         last = caches.run(self.model, context.expand(shape), positions, num_logits=1)[:, -1]

@@ -101,7 +101,8 @@ def test_chunks_that_fit_in_the_budget_answer_alike(model, chunk_tokens):
 
 
 @pytest.mark.parametrize(
-    ("chunk_tokens", "evict_every_tokens", "num_slots"), [(30, 5, 29), (30, None, 64), (None, 7, 31)]
+    ("chunk_tokens", "evict_every_tokens", "num_slots"),
+    [(30, 5, 29), (30, None, 64), (None, 7, 31), (10**12, 10**12, 64)],
 )
 def test_an_answer_in_chunks_and_with_evictions_has_room_for_no_more(
     model, chunk_tokens, evict_every_tokens, num_slots
