@@ -127,11 +127,18 @@ def _read(row: Row) -> _Entry:
         return _Entry(context=row.text("report"), input="", answers=_filled((row.text("summary"),)))
     if row.fields.get("dataset", row.source) != row.source:
         raise row.error(f"it is of {row.fields['dataset']}, expected {row.source}")
-    return _Entry(context=row.text("context"), input=row.text("input"), answers=_filled(row.texts("answers")))
+    answers = _filled(row.texts("answers"))
+    if row.source.startswith("passage_retrieval") and answers and not any(map(_has_number, answers)):
+        raise row.error(f"answers is {list(answers)}, expected the number of a paragraph")
+    return _Entry(context=row.text("context"), input=row.text("input"), answers=answers)
 
 
 def _filled(answers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(answer.strip() for answer in answers if answer.strip())
+
+
+def _has_number(answer: str) -> bool:
+    return any(character.isdecimal() for character in answer)
 
 
 def _sample(request: SampleRequest, entry: _Entry, index: int) -> Sample:

@@ -102,5 +102,8 @@ def test_rows_of_another_task_are_refused(ask, tmp_path) -> None:
     rows = ROWS["passage_retrieval_en"]()
     with pytest.raises(InputError, match=r"rows\.jsonl line 1: it is of passage_retrieval_en, expected gov_report"):
         list(long_samples(_ask(ask, tmp_path, "gov_report", rows)))
+    with pytest.raises(InputError, match=r"line 2: answers is \['Paragraph one'\], expected the number of a paragraph"):
+        broken = [rows[0], {**rows[1], "answers": ["Paragraph one"]}]
+        list(long_samples(_ask(ask, tmp_path, "passage_retrieval_en", broken)))
     with pytest.raises(InputError, match=r"line 1: answers is 'x', expected a list of texts"):
         list(long_samples(_ask(ask, tmp_path, "gov_report", [{"context": "a", "input": "", "answers": "x"}])))
