@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dashboards import styles
 from kvpolicy.curves import MEAN_TASK, CurvePoint
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.metrics import LOWER_IS_BETTER, METRICS
@@ -74,6 +75,12 @@ def test_training_logs_the_names_of_the_page():
     logged = {name for name, _, _ in _training_curves([[_plain(record)]])}
     mentioned = set(re.findall(r"`(\w+)`", _paragraph("Training logs")))
     assert mentioned == logged
+
+
+def test_figures_know_every_metric_and_which_side_is_better():
+    """Dashboards read storage alone, so they have a list of their own."""
+    assert list(styles.METRICS) == list(METRICS)
+    assert styles.LOWER_IS_BETTER == LOWER_IS_BETTER
 
 
 def test_intervals_are_what_the_page_says():
