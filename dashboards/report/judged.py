@@ -1,6 +1,5 @@
 """Section: what was judged, on what, and how what is judged was made."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,19 +119,12 @@ def _skipped(view: ReportView) -> Iterator[Block]:
 
 
 def skipped_words(prompts: LineageNode) -> str:
-    """How many samples a prompt set left out or changed, and why, as far as it tells."""
-    metadata = prompts.facts["metadata"]
-    told = metadata.get("reported", metadata.get("skipped"))
-    if told is None:
-        return "this prompt set does not say whether samples were left out."
-    counts = dict(flat(told)) if isinstance(told, Mapping) else {}
-    numbers = {reason: count for reason, count in counts.items() if isinstance(count, int)}
-    if numbers and len(numbers) == len(counts):
-        reasons = listed(f"{count} ({reason})" for reason, count in sorted(numbers.items()))
-        return f"{sum(numbers.values())} not taken or not as asked for: {reasons}."
-    return (
-        "no sample was left out." if not told else f"left out: {json.dumps(told, sort_keys=True, ensure_ascii=False)}."
-    )
+    """How many samples a prompt set left out or changed, and why."""
+    reported: Mapping[str, int] = prompts.facts["metadata"]["reported"]
+    if not reported:
+        return "no sample was left out."
+    reasons = listed(f"{count} ({reason})" for reason, count in sorted(reported.items()))
+    return f"{sum(reported.values())} not taken or not as asked for: {reasons}."
 
 
 def _methods(view: ReportView) -> Table:

@@ -40,14 +40,13 @@ class Training:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """How it trained."""
-        told: Mapping[str, Any] = json.loads(self.run["parameters_json"])
-        train: Mapping[str, Any] = told.get("train", told)
+        train: Mapping[str, Any] = json.loads(self.run["parameters_json"])["train"]
         return train
 
     @property
     def objective(self) -> str:
         """What was minimised."""
-        return str(self.parameters.get("objective") or self.parameters.get("estimator") or "unknown")
+        return str(self.parameters["objective"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
