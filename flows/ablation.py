@@ -29,9 +29,9 @@ def ablate(
 ) -> list[ObjectiveRow]:
     """Train with every objective and seed on the collected traces; the lowest held-out cost first.
 
-    Everything but the objective is as the preset says. Each training is a stage as any other: its policy set is kept,
-    can be judged (`kvp evaluate --objective`), and is found again. It serves the request that would train it alone, so
-    that it can be repeated from its record.
+    Everything but the objective is as the preset says, also the learning rate, which others may want lower. Each
+    training is a stage as any other: its policy set is kept, can be judged (`kvp evaluate --objective`), and is found
+    again. It serves the request that would train it alone, so that it can be repeated from its record.
     """
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
         snapshot, config = find_snapshot(plan), plan.config.ablate

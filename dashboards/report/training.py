@@ -231,5 +231,6 @@ def _objectives(comparisons: Sequence[Row]) -> Table:
             for row in comparisons
         ],
         note="Lower is better. Heads are the sample: an interval says how far the mean over heads would move with "
-        "other heads of this model and, where there are several, with other seeds.",
+        "other heads of this model and, where there are several, with other seeds. The learning rate is the judged "
+        "policies'; another objective may do better with one of its own.",
     )
