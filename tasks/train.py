@@ -137,7 +137,10 @@ def assemble_policy(
         policy = PolicySet(agents=agents, spec=model_spec(home, model), model_digest=model.digest, training=training)
         artifact = save_trained(home, policy, f"{model.name}, {config.objective}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
-        curves = _training_curves([artifact.metadata["records"] for artifact in artifacts])
+        curves = _training_curves(
+            [artifact.metadata["records"] for artifact in artifacts],
+            [len(artifact.metadata["heldout_cost"]) for artifact in artifacts],
+        )
         run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
         policy_id = run.output("policy", artifact)
         shapes = read_head_shapes(home, snapshot, split=HELDOUT_SPLIT)
@@ -175,14 +178,16 @@ def _plain(record: StepRecord) -> dict[str, Any]:
     }
 
 
-def _training_curves(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[str, int, float]]:
-    """(metric, step, value), the mean over groups."""
+def _training_curves(groups: Sequence[Sequence[dict[str, Any]]], sizes: Sequence[int]) -> list[tuple[str, int, float]]:
+    """(metric, step, value): the mean over heads, of groups that have so many; of seconds the sum over groups."""
     points = []
     for steps in zip(*groups, strict=True):
-        for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost", "seconds"):
-            values = [step[name] for step in steps if step[name] is not None]
-            if values:
-                points.append((name, int(steps[0]["step"]), sum(values) / len(values)))
+        step = int(steps[0]["step"])
+        for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost"):
+            if steps[0][name] is not None:  # all groups measure at the same steps
+                total = sum(own[name] * size for own, size in zip(steps, sizes, strict=True))
+                points.append((name, step, total / sum(sizes)))
+        points.append(("seconds", step, sum(own["seconds"] for own in steps)))
     return points
 
 

@@ -147,11 +147,16 @@ def test_groups_join_in_the_order_of_their_heads(home, model, policy):
         torch.testing.assert_close(weights, torch.cat([part.state_dict()[name] for part in parts]))
 
 
-def test_training_leaves_its_curves(home, policy):
-    steps = {name: [] for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost")}
+def test_training_leaves_its_curves_as_means_over_heads(home, policy):
+    points = {}
     for row in Catalog(home).rows("metrics", f"policy_set_id = '{policy.artifact_id}'"):
-        steps[row["name"]].append(row["step"])
-    assert steps == {name: [1, 2, 3, 4] for name in steps} | {"heldout_cost": [2, 4]}
+        points.setdefault(row["name"], {})[row["step"]] = row["value"]
+    every = [1, 2, 3, 4]
+    names = ("loss", "gradient_norm", "learning_rate", "heldout_cost", "seconds")
+    assert {name: sorted(own) for name, own in points.items()} == dict.fromkeys(names, every) | {"heldout_cost": [2, 4]}
+    heads = [row["heldout_cost"] for row in Catalog(home).rows("heads")]  # of groups of three and of one
+    assert points["heldout_cost"][4] == pytest.approx(sum(heads) / len(heads))
+    assert all(points["seconds"][step] < points["seconds"][step + 1] for step in every[:-1])
 
 
 def test_training_again_gives_the_same_policy(home, model, collected, policy, tmp_path_factory):
