@@ -2,6 +2,7 @@
 
 Seeds of a method are averaged. Intervals resample the examples and, of a method that has several seeds, its seeds
 (`kvpolicy.statistics.average_units`), so that a difference is established for the method and not for one training.
+Methods that are made from the same trainings meet the same draws of them.
 
 Percentile intervals of few examples are too narrow, and a few examples agree by chance: n of them are all on one side
 with a probability of 2^(1 - n). Where that is more than the confidence leaves (at 95 %: fewer than six examples),
@@ -72,11 +73,17 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entrant:
-    """A method at a budget, with the columns of its seeds in the table."""
+    """A method at a budget, with its seeds and their columns in the table."""
 
     method: str
     budget: int
+    seeds: tuple[int, ...]
     columns: tuple[int, ...]
+
+    @property
+    def units(self) -> str:
+        """What is drawn for it: trainings of one kind and seeds, or the seeds of the method itself."""
+        return f"{method_type(self.method).trained or self.method} {self.seeds}"
 
 
 def is_contender(method: str) -> bool:
@@ -115,12 +122,12 @@ def compare_methods(
     """
     comparisons = []
     for table in score_tables(scores):
-        entrants = _entrants(table)
         resamples = resample_means(table.values, strata=table.tasks, seed=seed, num_resamples=num_resamples)
-        groups = {
-            method: np.array([entrant.columns for entrant in entrants if entrant.method == method]).T
-            for method in dict.fromkeys(entrant.method for entrant in entrants)
-        }
+        by_units: dict[str, list[_Entrant]] = {}
+        for entrant in _entrants(table):
+            by_units.setdefault(entrant.units, []).append(entrant)
+        entrants = [entrant for own in by_units.values() for entrant in own]  # as the columns of the averages
+        groups = {name: np.array([entrant.columns for entrant in own]).T for name, own in by_units.items()}
         averaged = average_units(resamples, groups, seed=seed)
         spreads = [_spread(resamples.mean[list(entrant.columns)]) for entrant in entrants]
         comparisons += _compare(table, entrants, averaged, spreads, confidence)
@@ -157,7 +164,12 @@ def _entrants(table: ScoreTable) -> list[_Entrant]:
                     f"{table.setting} of {table.benchmark}, which it has elsewhere: judge all seeds alike"
                 )
         entrants += [
-            _Entrant(method=method, budget=budget, columns=tuple(of_seed[method, budget, seed] for seed in seeds))
+            _Entrant(
+                method=method,
+                budget=budget,
+                seeds=tuple(seeds),
+                columns=tuple(of_seed[method, budget, seed] for seed in seeds),
+            )
             for budget in budgets
         ]
     return entrants

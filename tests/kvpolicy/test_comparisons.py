@@ -128,6 +128,20 @@ def test_seeds_are_averaged_counted_and_drawn():
     assert found["knorm", "kvp", "kl", 64].seed_std is None
 
 
+def test_methods_of_the_same_trainings_meet_the_same_draws():
+    """A training that is better helps both, so their difference does not depend on which trainings are drawn."""
+    shift = {0: -5.0, 1: 0.0, 2: 7.0}
+    scores = [score for seed in shift for score in example_scores("kvp", draw(0) + shift[seed], seed=seed)]
+    scores += [score for seed in shift for score in example_scores("kvp_heads", draw(1) + shift[seed], seed=seed)]
+    scores += [score for seed in shift for score in example_scores("random", draw(2) + shift[seed], seed=seed)]
+    found = _compare(scores)
+    entry = found["kvp", "kvp_heads", "kl", 64].difference
+    alone = bootstrap_mean(draw(0) - draw(1), strata=TASKS, **BOOTSTRAP)
+    assert (entry.mean, entry.low, entry.high) == pytest.approx((alone.mean, alone.low, alone.high))
+    other = found["kvp", "random", "kl", 64].difference
+    assert other.high - other.low > 3 * (entry.high - entry.low)
+
+
 def test_seeds_that_agree_add_nothing_to_an_interval():
     scores = [score for seed in range(3) for score in example_scores("kvp", draw(0), seed=seed)]
     scores += example_scores("knorm", draw(1))
