@@ -114,5 +114,10 @@ def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -
         heldout_prompts=prompts("validation"),
         test_prompts=prompts("test"),
     )
-    check_prompts(model, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config.evaluate)
+    check_prompts(
+        model,
+        (plan.train_prompts, plan.heldout_prompts, plan.test_prompts),
+        config.evaluate,
+        config.train.agent if plan.needs("policy_set") else None,
+    )
     return plan

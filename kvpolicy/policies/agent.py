@@ -62,6 +62,18 @@ class AgentConfig:
         if self.position_dim < 4 or self.position_dim % 2:
             raise InputError(f"agent: position_dim is {self.position_dim}, expected an even number of at least 4")
 
+    def check_position(self, position: int) -> None:
+        """Check that the agent knows a position.
+
+        Raises:
+            InputError: If it is past the end of a learned table.
+        """
+        if self.position == "table" and position >= PAPER_TABLE_ROWS:
+            raise InputError(
+                f"position {position} is past the learned table of {PAPER_TABLE_ROWS} rows: "
+                "use an agent with continuous positions for longer contexts"
+            )
+
     @staticmethod
     def named(name: str) -> "AgentConfig":
         """One of the agents that have a name: `default`, `small` or `paper`.
@@ -171,11 +183,8 @@ class BatchedAgents(nn.Module):
             yield dict(zip(weights, parts, strict=True))
 
     def _check_positions(self, positions: Tensor) -> None:
-        if self.config.position == "table" and (last := int(positions.max())) >= PAPER_TABLE_ROWS:
-            raise InputError(
-                f"position {last} is past the learned table of {PAPER_TABLE_ROWS} rows: "
-                "use an agent with continuous positions for longer contexts"
-            )
+        if self.config.position == "table":
+            self.config.check_position(int(positions.max()))
 
 
 def continuous_position_features(

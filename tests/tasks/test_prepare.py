@@ -1,13 +1,16 @@
 """Registering models and writing prompts."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.prompts import count_prompt_tokens
 from storage.catalog import Catalog
+from storage.parquet import write_rows
 from tasks.evaluate import check_prompts
 from tasks.model import load_model, register_model
 from tasks.samples import read_encoded, read_samples, sample_row
@@ -70,6 +73,32 @@ def test_budgets_above_a_context_are_refused(prompts, model):
     check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest)))
     with pytest.raises(InputError, match=f"budget {shortest + 1} is above the context of sample ruler/"):
         check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest + 1)))
+
+
+def test_what_may_follow_a_prompt_needs_positions_too(prompts, model, tmp_path):
+    part = prompts("test")
+    example = read_encoded(part, model)[0]
+    num_prompt = len(example.context_ids) + len(example.question_ids)
+    room = load_model(model).spec.max_positions - num_prompt
+    longer = dataclasses.replace(example.sample, max_new_tokens=room + 1)
+    part = dataclasses.replace(part, path=str(tmp_path / "longer.parquet"))
+    write_rows(Path(part.path), [dataclasses.asdict(longer)])
+    with pytest.raises(InputError, match=f"2048 positions and sample ruler/.* {2048 + 1} tokens"):
+        check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,)))
+    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,), max_answer_tokens=room))
+    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,), num_generated=0))
+
+
+def test_contexts_beyond_the_table_of_the_agents_are_refused(prompts, model, monkeypatch):
+    part = prompts("test")
+    longest = max(len(example.context_ids) + len(example.question_ids) for example in read_encoded(part, model))
+    config = EvaluateConfig(budgets=(20,))
+    monkeypatch.setattr("kvpolicy.policies.agent.PAPER_TABLE_ROWS", longest)
+    check_prompts.fn(model, [part], config, AgentConfig.named("paper"))
+    monkeypatch.setattr("kvpolicy.policies.agent.PAPER_TABLE_ROWS", longest - 1)
+    check_prompts.fn(model, [part], config, AgentConfig.named("default"))
+    with pytest.raises(InputError, match=f"position {longest - 1} is past the learned table of {longest - 1} rows"):
+        check_prompts.fn(model, [part], config, AgentConfig.named("paper"))
 
 
 def test_splits_that_share_a_text_are_refused(prompts, model):
