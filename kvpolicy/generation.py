@@ -71,6 +71,8 @@ def compressed_generate(
         raise InputError("the prompt is empty: there is nothing to answer")
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
+    if type(budget) is not int:
+        raise InputError(f"budget is {budget!r}, expected a whole number of tokens")
     token_ids = torch.tensor(encode_message(prompt, model.tokenizer))
     num_tokens = len(token_ids)
     if num_tokens + max_new_tokens > model.spec.max_positions:

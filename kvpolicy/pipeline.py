@@ -130,7 +130,7 @@ class PipelineConfig:
 def _read_setting(entry: str) -> dict[str, Any]:
     """The tables that lead to a field, with its value."""
     key, equals, value = entry.partition("=")
-    if equals and "." in key:
+    if equals and ("." in key or key.strip() == "dtype"):
         for text in (value, json.dumps(value.strip(), ensure_ascii=False)):
             with suppress(tomllib.TOMLDecodeError):
                 return tomllib.loads(f"{key} = {text}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from storage.digests import digest_bytes, digest_json
 from storage.errors import StorageError
 
+# Python 3.11 parses in one thread at a time, or fails: python/cpython#106905.
+_PARSING = threading.Lock()
 _IMPORTERS_BY_NAME = frozenset({"import_module", "iter_modules", "walk_packages", "__import__"})
 
 
@@ -75,7 +78,8 @@ def module_digests(
         digests[name] = digest_bytes(source)
         waiting.extend(_parents(name))
         try:
-            tree = ast.parse(source)
+            with _PARSING:
+                tree = ast.parse(source)
         except SyntaxError as error:
             raise StorageError(f"{path} is no Python: line {error.lineno}: {error.msg}") from error
         waiting.extend(_imports(tree, name, is_package=path.name == "__init__.py", roots=roots))
