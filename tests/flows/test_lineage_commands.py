@@ -54,7 +54,8 @@ def test_the_datasets_of_the_events_are_the_edges_of_the_catalog(small_run, even
         }
     outputs = [dataset for event in events for dataset in event["outputs"]]
     described = {dataset["name"].rsplit("-", 1)[0] for dataset in outputs if "schema" in dataset["facets"]}
-    assert described == {"prompts", "trace_fragment", "trace_snapshot", "evaluation_shard", "evaluation", "curve"}
+    shards = {"evaluation_shard", "analysis_shard"}
+    assert described == {"prompts", "trace_fragment", "trace_snapshot", *shards, "evaluation", "curve"}
     counted = {d["name"].rsplit("-", 1)[0] for d in outputs if "outputStatistics" in d["outputFacets"]}
     assert counted == {"prompts", "trace_fragment", "trace_snapshot", "curve"}
 
