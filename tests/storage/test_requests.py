@@ -27,7 +27,7 @@ def asked(catalog: Catalog) -> Catalog:
 def run(catalog: Catalog, stage: str, *, request: str = "", **changes: Any) -> str:
     parameters = {"split": "train"} if stage == "prompts" else {}
     inputs = changes.pop("inputs", {}) | ({"request": request} if request else {})
-    arguments = {"stage": stage, "stage_key": stage, "parameters": parameters, "code_fingerprint": "f" * 64}
+    arguments = {"stage": stage, "stage_key": stage, "parameters": parameters, "code_fingerprint": "f" * 64, "seed": 0}
     with catalog.record_run(inputs=inputs, **{**arguments, **changes}) as recorder:
         recorder.output("made", _MADE[stage])
     return recorder.run_id
@@ -45,7 +45,7 @@ def test_the_newest_run_of_each_stage_counts_and_parts_and_repetitions_do_not(as
     run(asked, "collect")  # nobody's
     (record,) = recorded_requests(asked)
     assert record.artifact == FIRST
-    assert runs(record) == {("train", ""): new, ("prompts", "train"): prompts}
+    assert runs(record) == {("train", "seed 0"): new, ("prompts", "train"): prompts}
 
 
 def test_what_was_skipped_or_read_is_followed_to_the_run_that_made_it(asked: Catalog) -> None:
@@ -54,7 +54,7 @@ def test_what_was_skipped_or_read_is_followed_to_the_run_that_made_it(asked: Cat
     trained = run(asked, "train", request=SECOND.artifact_id, inputs={"snapshot": SNAPSHOT.artifact_id})
     asked.record_skip(stage="train", stage_key="train", reused_run_id=trained, request_id=FIRST.artifact_id)
     first, second = recorded_requests(asked)
-    expected = {("prompts", "train"): prompts, ("collect", ""): collected, ("train", ""): trained}
+    expected = {("prompts", "train"): prompts, ("collect", ""): collected, ("train", "seed 0"): trained}
     assert (first.artifact, second.artifact) == (FIRST, SECOND)
     assert runs(first) == runs(second) == expected
 
@@ -63,7 +63,7 @@ def test_what_was_registered_by_hand_leads_to_no_run(asked: Catalog) -> None:
     asked.register(SNAPSHOT)
     trained = run(asked, "train", request=FIRST.artifact_id, inputs={"snapshot": SNAPSHOT.artifact_id})
     (record,) = recorded_requests(asked)
-    assert runs(record) == {("train", ""): trained}
+    assert runs(record) == {("train", "seed 0"): trained}
 
 
 def test_without_requests_there_is_nothing_to_ask_about(asked: Catalog) -> None:
