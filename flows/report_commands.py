@@ -94,7 +94,7 @@ def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
     Args:
         rows: The evaluation with its trainings; of each objective those count that have the seeds of all.
     """
-    from kvpolicy.ablation import ObjectiveOutcome, compare_objectives
+    from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives
 
     if not rows.trainings:
         return
@@ -102,7 +102,7 @@ def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
     for training in [*rows.trainings, *rows.other_trainings]:
         if _besides_objective(training) == _besides_objective(rows.trainings[0]):
             outcome = ObjectiveOutcome(
-                objective=training.objective,  # type: ignore[arg-type]  # a name that was checked when it trained
+                objective=check_objectives([training.objective])[0],
                 seed=training.run["seed"],
                 heldout_cost=training.costs,
                 train_s=training.seconds,

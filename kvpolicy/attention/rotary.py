@@ -14,7 +14,7 @@ Legend: head = KV heads of the whole model, layer-major; row = 1, or one a head.
 import copy
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -94,7 +94,7 @@ def read_rotary(model: "LanguageModel", num_tokens: int) -> Rotary:
 
 
 def _frequencies(model: "LanguageModel", num_tokens: int) -> Rotary:
-    decoder: Any = model.network.get_decoder()  # type: ignore[operator]  # of transformers
+    decoder = model.decoder
     if not hasattr(decoder, "rotary_emb"):
         raise InputError(
             f"architecture {decoder.config.model_type!r} has no rotary embedding of its decoder, which is needed to "
@@ -122,7 +122,7 @@ def _frequencies(model: "LanguageModel", num_tokens: int) -> Rotary:
 
 def _require_queries_turn_back(model: "LanguageModel", rotary: Rotary) -> None:
     """Equal tokens have equal values, so their hidden states are equal in every layer, and so are their queries."""
-    vocabulary = model.network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]  # of transformers
+    vocabulary = model.embedding_table.shape[0]
     queries = prefill(model, torch.full((_PROBE_TOKENS,), vocabulary // 2), num_queries=_PROBE_TOKENS).queries
     positions = torch.arange(_PROBE_TOKENS, device=queries.device)[None]
     cos, sin = rotary.cos_sin(positions, num_heads=model.spec.num_heads)

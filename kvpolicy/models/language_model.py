@@ -46,6 +46,17 @@ class LanguageModel:
         """What the weights, keys and values are stored as."""
         return next(self.network.parameters()).dtype
 
+    @property
+    def decoder(self) -> Any:
+        """The network without its product with the vocabulary."""
+        return self.network.get_decoder()  # type: ignore[operator]  # of transformers
+
+    @property
+    def embedding_table(self) -> Float[Tensor, "vocab width"]:
+        """Embeddings of all tokens."""
+        table: Tensor = self.network.get_input_embeddings().weight  # type: ignore[operator]  # of transformers
+        return table
+
     @torch.inference_mode()
     def logits(
         self,
@@ -61,7 +72,7 @@ class LanguageModel:
             InputError: If a position is beyond what the model was made for, or a token has no embedding.
         """
         self._require_positions(positions)
-        embeddings = self.network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]  # of transformers
+        embeddings = self.embedding_table.shape[0]
         if int(token_ids.max()) >= embeddings:
             raise InputError(
                 f"token {int(token_ids.max())} has no embedding, the model has {embeddings}: "
@@ -69,7 +80,7 @@ class LanguageModel:
             )
         inputs = {"input_ids": token_ids.to(self.device), "position_ids": positions.to(self.device)}
         if not num_logits:  # the product with the vocabulary alone takes more memory than all else on a short chunk
-            self.network.get_decoder()(**inputs, use_cache=False)  # type: ignore[operator]  # of transformers
+            self.decoder(**inputs, use_cache=False)
             return torch.zeros(len(token_ids), 0, embeddings, dtype=self.dtype, device=self.device)
         output = self.network(**inputs, use_cache=False, logits_to_keep=num_logits)
         logits: Tensor = output.logits
@@ -89,12 +100,12 @@ class LanguageModel:
             InputError: If a position is beyond what the model was made for, or the width is not the model's.
         """
         self._require_positions(positions)
-        width = self.network.get_input_embeddings().weight.shape[1]  # type: ignore[operator]  # of transformers
+        width = self.embedding_table.shape[1]
         if embeddings.shape[-1] != width:
             raise InputError(
                 f"embeddings have width {embeddings.shape[-1]}, the model's have {width}: they belong to another model"
             )
-        output = self.network.get_decoder()(  # type: ignore[operator]  # of transformers
+        output = self.decoder(
             inputs_embeds=embeddings.to(self.device, self.dtype),
             position_ids=positions.to(self.device),
             use_cache=False,
