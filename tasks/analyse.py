@@ -15,7 +15,7 @@ from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
-from tasks.evaluate import SCORES, judged_parameters, make_contenders, score_row
+from tasks.evaluate import SCORES, judged_inputs, judged_parameters, make_contenders, score_row
 from tasks.model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
@@ -42,11 +42,7 @@ def analyse_shard(
     stage = Stage(
         name="analyse-shard",
         module=__name__,
-        inputs={
-            "model": model.artifact_id,
-            "prompts": prompts.artifact_id,
-            **{reference.role: reference.artifact_id for reference in trained},
-        },
+        inputs=judged_inputs(model, prompts, trained),
         parameters={
             **judged_parameters(config),
             "dtype": exact.dtype,

@@ -80,11 +80,7 @@ def evaluate_shard(
     stage = Stage(
         name="evaluate-shard",
         module=__name__,
-        inputs={
-            "model": model.artifact_id,
-            "prompts": prompts.artifact_id,
-            **{reference.role: reference.artifact_id for reference in trained},
-        },
+        inputs=judged_inputs(model, prompts, trained),
         parameters={
             **judged_parameters(config),
             "num_generated": config.num_generated,
@@ -131,6 +127,15 @@ def evaluate_shard(
     outcome = run_stage(home, stage, body, note_skip=False)
     artifact = Catalog(home).artifact(outcome.outputs["shard"])
     return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
+
+
+def judged_inputs(model: ModelRef, prompts: PromptsRef, trained: Sequence[TrainedRef]) -> dict[str, str]:
+    """What an evaluation reads, as inputs of a stage: role to artifact id."""
+    return {
+        "model": model.artifact_id,
+        "prompts": prompts.artifact_id,
+        **{reference.role: reference.artifact_id for reference in trained},
+    }
 
 
 def judged_parameters(config: EvaluateConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from storage.home import Home
 from storage.tracking import Tracking
 from tasks.analyse import read_findings
 from tasks.curve_runs import Evaluation, publish_curves_of, start_evaluation
-from tasks.evaluate import read_costs, read_scores
+from tasks.evaluate import judged_inputs, read_costs, read_scores
 from tasks.model import model_spec
 from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
@@ -33,11 +33,7 @@ def evaluation_stage(
     return Stage(
         name="evaluate",
         module=__name__,
-        inputs={
-            "model": model.artifact_id,
-            "prompts": prompts.artifact_id,
-            **{reference.role: reference.artifact_id for reference in trained},
-        },
+        inputs=judged_inputs(model, prompts, trained),
         parameters={"evaluate": told, "dtype": model.dtype},
         seed=seed,
     )
