@@ -31,6 +31,8 @@ class Environment:
         python: version of the interpreter.
         platform: operating system and architecture.
         hardware: processor, cores, memory and GPUs in words.
+        threads: of one computation: `OMP_NUM_THREADS`, or else the cores that this process may use. Sums in float32 are
+            the same to the last bit only with the same number.
         packages: name -> version of every installed distribution.
     """
 
@@ -39,6 +41,7 @@ class Environment:
     python: str
     platform: str
     hardware: str
+    threads: str
     packages: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
@@ -47,6 +50,7 @@ class Environment:
             "python": self.python,
             "platform": self.platform,
             "hardware": self.hardware,
+            "threads": self.threads,
             "packages": dict(self.packages),
         }
 
@@ -71,6 +75,7 @@ def environment() -> Environment:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         hardware=_hardware(),
+        threads=os.environ.get("OMP_NUM_THREADS") or str(_usable_cores()),
         packages=dict(sorted(packages.items())),
     )
 
@@ -120,6 +125,10 @@ def _hardware() -> str:
     if gpus.is_dir():
         parts.extend(_field(gpu / "information", "Model") or "NVIDIA GPU" for gpu in sorted(gpus.iterdir()))
     return ", ".join(parts)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _field(path: Path, name: str) -> str:

@@ -7,6 +7,7 @@ catalog: an earlier one shows the runs that it has, and what they made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError, one_line
@@ -56,18 +57,27 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
             _create_ready_made(connection, query)
             for setting in _SHUT:
                 connection.execute(setting)
-            # As a query within a query it also has columns of different names: `name` and `name_1`.
-            answer = connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table()
-        except RuntimeError as error:
-            if "interrupted" in str(error).lower():  # DuckDB (1.5) says so in place of KeyboardInterrupt
-                raise KeyboardInterrupt from error
-            raise
+            answer = _answer(connection, query)
         except duckdb.Error as error:
             hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
             raise StorageError(f"SQL: {one_line(error)}{hint}") from error
     if answer.num_rows > _MOST_ROWS:
         raise StorageError(f"SQL: the answer has more than {_MOST_ROWS:,} rows: add conditions, a LIMIT or a GROUP BY")
     return answer
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    # DuckDB (1.5) may work for hours before it looks for a signal; in a thread of its own it can be told.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # As a query within a query it also has columns of different names: `name` and `name_1`.
+        answer = pool.submit(lambda: connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table())
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            while not answer.done():  # told before the query has begun, it would not know
+                connection.interrupt()
+                wait([answer], timeout=0.05)
+            raise
 
 
 def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> None:

@@ -13,6 +13,8 @@ from jaxtyping import install_import_hook
 
 # Before torch loads OpenMP: on busy cores its threads otherwise spin while they wait, and tests take ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Also for the processes that tests start: sums in float32 differ with the number of threads, and runs are compared.
+os.environ["OMP_NUM_THREADS"] = "2"
 # Before Prefect sets its logging up, which any test may be the first to do: the command's own choice (flows.process).
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
@@ -22,8 +24,6 @@ from tests.object_store import credentials, make_bucket, s3_server
 
 # Before anything of kvpolicy is imported: from here on its annotations are checked at every call.
 install_import_hook("kvpolicy", "beartype.beartype")
-
-torch.set_num_threads(2)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|turn|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"

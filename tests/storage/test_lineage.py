@@ -93,4 +93,4 @@ def test_the_environment_names_what_it_runs_on() -> None:
     assert around.packages["zarr"] and around.packages["pytest"]
     assert " x " in around.hardware and "GiB" in around.hardware
     assert around is environment()
-    assert set(around.to_json()) == {"python", "platform", "hardware", "packages"}
+    assert set(around.to_json()) == {"python", "platform", "hardware", "threads", "packages"}

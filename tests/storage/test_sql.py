@@ -189,7 +189,8 @@ def test_quotes_in_an_id_are_part_of_it(filled: Catalog) -> None:
         assert filled.sql(f"FROM lineage_up('{name}')").num_rows == 0
 
 
-def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home) -> None:
+@pytest.mark.parametrize("delay_s", [0.1, 0.5, 0.8, 1.1])
+def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home, delay_s: float) -> None:
     code = (
         "import sys; from storage.home import Home; from storage.catalog import Catalog;"
         "catalog = Catalog(Home.open(sys.argv[1], create=False)); print(catalog.sql('SELECT 1').num_rows, flush=True);"
@@ -199,7 +200,7 @@ def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home) -> None:
         [sys.executable, "-c", code, str(home.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "1\n"
-        time.sleep(0.5)  # it would run for hours
+        time.sleep(delay_s)  # it would run for hours
         process.send_signal(signal.SIGINT)
         try:
             _, said = process.communicate(timeout=60)
