@@ -8,14 +8,18 @@ The setting of arXiv 2602.10238 (OASST2-4k), which leaves open how conversations
 - all conversations of a sample are in one language;
 - the future begins at the turn that leaves it nearest to a quarter of the tokens. Where that would be less than an
   eighth or more than a half, last exchanges are taken off, and if that is no help the sample is left out;
-- a tree belongs to the split that owns its id, and trees that share a longer text over splits are left out.
+- a tree belongs to the split that owns its id, and trees that share a longer text over splits are left out;
+- to train on, conversations are joined again in another order, round after round, until there are samples enough: each
+  time others are the future, of another past. What is judged comes once.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
 
 from kvpolicy.benchmarks.oasst2.trees import Conversation, long_texts, read_conversations
 from kvpolicy.benchmarks.request import SampleRequest
@@ -25,7 +29,7 @@ from kvpolicy.benchmarks.task import TaskInfo
 from kvpolicy.prompts import count_all_tokens, count_turn_tokens
 
 BENCHMARK = "oasst2"
-VERSION = "1"
+VERSION = "2"
 TASKS = (
     TaskInfo(
         benchmark=BENCHMARK,
@@ -72,7 +76,7 @@ class _Chat:
 
 
 def dialogues(request: SampleRequest) -> Iterator[Sample]:
-    """The dialogues of a split, one after the other until the conversations run out.
+    """The dialogues of a split until the conversations run out, or, to train on, until no order makes a new one.
 
     Raises:
         InputError: A row of a file is broken.
@@ -83,20 +87,26 @@ def dialogues(request: SampleRequest) -> Iterator[Sample]:
         parts=lambda conversation: long_texts(conversation.turns),
     )
     request.report("conversation with a text that another split has", num_shared)
-    index = 0
-    for chat in _chats(request, shared[request.split]):
-        sample = _sample(request, chat, index)
-        if sample is None:
-            request.report("dialogue without a turn at which to cut off a quarter")
-            continue
-        yield sample
-        index += 1
+    written: set[tuple[str, ...]] = set()
+    for number in count() if request.split == "train" else range(1):
+        # What is left out is counted in the first round alone.
+        own = request if number == 0 else replace(request, reported=Counter())
+        before = len(written)
+        for chat in _chats(own, shared[request.split], own.rng("order", number)):
+            sample = _sample(own, chat, len(written))
+            if sample is None:
+                own.report("dialogue without a turn at which to cut off a quarter")
+            elif (turns := sample.context_turns + sample.answer_turns) not in written:
+                written.add(turns)
+                yield sample
+        if len(written) == before:
+            return
 
 
-def _chats(request: SampleRequest, conversations: list[Conversation]) -> Iterator[_Chat]:
+def _chats(request: SampleRequest, conversations: list[Conversation], rng: Random) -> Iterator[_Chat]:
     """Filled chats, each in one language; which languages come when follows from the order of the conversations."""
     ordered = sorted(conversations, key=lambda conversation: (conversation.tree, conversation.turns))
-    request.rng("order").shuffle(ordered)
+    rng.shuffle(ordered)
     room = request.length_tokens - 1 - count_turn_tokens(("",), request.tokenizer)[0]  # a start and the format's head
     filling: dict[str, _Chat] = defaultdict(lambda: _Chat(length_tokens=room))
     waiting: dict[str, list[tuple[tuple[str, ...], tuple[int, ...]]]] = defaultdict(list)

@@ -133,7 +133,7 @@ def test_a_broken_tree_is_named_by_its_line(row, said: str, ask, tmp_path) -> No
 @pytest.mark.parametrize("length", [3000, 8000])
 def test_dialogues_are_about_as_long_as_asked_and_a_quarter_is_the_future(source, kind, length, ask) -> None:
     request = ask("dialogue", kind, length_tokens=length)
-    samples = list(dialogues(request))
+    samples = list(islice(dialogues(request), 20))
     assert len(samples) >= 3
     for index, sample in enumerate(samples):
         encoded = encode(sample, request.tokenizer)
@@ -151,7 +151,7 @@ def test_dialogues_are_about_as_long_as_asked_and_a_quarter_is_the_future(source
 
 
 def test_no_dialogue_mixes_languages_and_no_turn_comes_twice(ask) -> None:
-    request = ask("dialogue", "written", length_tokens=3000)
+    request = ask("dialogue", "written", length_tokens=2000, split="test")
     languages = {text: one.language for one in read_conversations(request) for text in one.turns}
     samples = list(dialogues(request))
     found = [[languages[text] for text in (*one.context_turns, *one.answer_turns)] for one in samples]
@@ -159,8 +159,30 @@ def test_no_dialogue_mixes_languages_and_no_turn_comes_twice(ask) -> None:
     assert {own[0] for own in found} == {"en", "de"}
     turns = [text for one in samples for text in (*one.context_turns, *one.answer_turns)]
     assert len(turns) == len(set(turns))
-    german = list(dialogues(ask("dialogue", "written", length_tokens=3000, language="de")))
+    german = list(dialogues(ask("dialogue", "written", length_tokens=2000, split="test", language="de")))
     assert german and all(languages[text] == "de" for one in german for text in one.context_turns)
+
+
+def test_training_joins_conversations_again_in_other_orders_and_judging_does_not(ask) -> None:
+    once = [len(list(dialogues(ask("dialogue", "written", split=split)))) for split in ("validation", "test")]
+    request = ask("dialogue", "written")
+    samples = list(islice(dialogues(request), 100))
+    counted = Counter(request.reported)
+    assert len({one.digest() for one in samples}) == len({one.sample_id for one in samples}) == 100 > 4 * max(once)
+    pasts = {text for one in samples for text in one.context_turns}
+    futures = {text for one in samples for text in one.answer_turns}
+    assert len(pasts & futures) > 0.9 * len(pasts | futures)  # what is past in one is the future in another
+    for turns in (one.context_turns + one.answer_turns for one in samples):
+        assert len(turns) == len(set(turns))
+    list(islice(dialogues(request), 20))
+    assert request.reported == counted + counted  # of the first round alone, whatever came after
+
+
+def test_where_no_order_makes_a_new_dialogue_training_ends_too(ask, tmp_path) -> None:
+    question = message("0", "one two three four five six seven eight", "prompter")
+    answer = message("1", "four three two one", "assistant")
+    request = _ask(ask, tmp_path, [tree(_reply(question, answer))], length_tokens=64)
+    assert len(list(dialogues(request))) == 1
 
 
 def test_a_sample_is_a_function_of_its_request_and_place(ask) -> None:
@@ -175,10 +197,10 @@ def test_a_sample_is_a_function_of_its_request_and_place(ask) -> None:
 
 def test_the_order_of_files_and_rows_does_not_matter(ask, tmp_path) -> None:
     trees = oasst2_trees(40)
-    forward = list(dialogues(_ask(ask, tmp_path, trees)))
+    forward = list(islice(dialogues(_ask(ask, tmp_path, trees)), 20))
     parts = [write_lines(tmp_path / f"{name}.jsonl", part) for name, part in (("a", trees[:15]), ("b", trees[15:]))]
     data = tuple(f"oasst2={path}" for path in reversed(parts))
-    assert list(dialogues(ask("dialogue", "written", data=data))) == forward
+    assert list(islice(dialogues(ask("dialogue", "written", data=data)), 20)) == forward
 
 
 def test_a_text_that_two_splits_would_share_is_left_out(ask, tmp_path) -> None:
@@ -189,13 +211,13 @@ def test_a_text_that_two_splits_would_share_is_left_out(ask, tmp_path) -> None:
     seen = {
         split: {
             text
-            for one in dialogues(_ask(ask, tmp_path, trees, split=split, length_tokens=2000))
+            for one in islice(dialogues(_ask(ask, tmp_path, trees, split=split, length_tokens=2000)), 20)
             for text in one.context_turns
         }
         for split in SPLITS
     }
     assert not any("very same" in text for texts in seen.values() for text in texts)
-    list(dialogues(request))
+    next(dialogues(request))
     assert request.reported["dialogue: conversation with a text that another split has"] == 12
 
 
