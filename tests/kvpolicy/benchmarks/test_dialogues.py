@@ -181,7 +181,7 @@ def test_training_joins_conversations_again_in_other_orders_and_judging_does_not
 def test_where_no_order_makes_a_new_dialogue_training_ends_too(ask, tmp_path) -> None:
     question = message("0", "one two three four five six seven eight", "prompter")
     answer = message("1", "four three two one", "assistant")
-    request = _ask(ask, tmp_path, [tree(_reply(question, answer))], length_tokens=64)
+    request = _ask(ask, tmp_path, [tree(_reply(question, answer))], length_tokens=90)
     assert len(list(dialogues(request))) == 1
 
 
