@@ -12,8 +12,8 @@ from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.seeds import MAX_SEED
 from storage.catalog import Catalog
 from storage.home import Home
+from tasks.checks import check_prompts
 from tasks.collect import collection_stage
-from tasks.evaluate import check_prompts
 from tasks.model import register_model
 from tasks.prompts import write_prompts
 from tasks.purpose import Purpose, acting_for
@@ -114,10 +114,5 @@ def _make_plan(home: Home, model: ModelRef, config: PipelineConfig, seed: int) -
         heldout_prompts=prompts("validation"),
         test_prompts=prompts("test"),
     )
-    check_prompts(
-        model,
-        (plan.train_prompts, plan.heldout_prompts, plan.test_prompts),
-        config.evaluate,
-        config.train.agent if plan.needs("policy_set") else None,
-    )
+    check_prompts(model, (plan.train_prompts, plan.heldout_prompts, plan.test_prompts), config)
     return plan

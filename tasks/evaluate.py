@@ -7,14 +7,10 @@ from typing import Any
 
 import torch
 
-from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
-from kvpolicy.errors import InputError
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, Score, evaluate_example
 from kvpolicy.methods.registry import make_method, method_type
-from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
@@ -23,45 +19,11 @@ from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
-from tasks.samples import read_encoded, read_samples, sample_row
+from tasks.samples import read_encoded, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.trained import method_parameters
 
 SCORES, COSTS = "scores.parquet", "costs.parquet"
-
-
-@stage_task("check-prompts")
-def check_prompts(
-    model: ModelRef, prompts: Sequence[PromptsRef], config: EvaluateConfig, agent: AgentConfig | None = None
-) -> None:
-    """Refuse leaks between splits and budgets that do not fit, before anything is collected or trained.
-
-    Args:
-        model: The model.
-        prompts: The sets of all splits; the last one is judged on.
-        config: What will be judged.
-        agent: The agents whose policies will be; None where no policies are judged.
-
-    Raises:
-        InputError: Naming what two splits share, the first sample that the model or the agents have no positions for,
-            or the first budget and sample that do not go together.
-    """
-    check_disjoint({part.split: read_samples(part) for part in prompts})
-    most = load_model(model).spec.max_positions
-    for sample in read_encoded(prompts[-1], model):
-        answered = min(sample.sample.max_new_tokens, config.max_answer_tokens or sample.sample.max_new_tokens)
-        follows = max(len(sample.answer_ids), *map(len, sample.option_ids), answered if config.num_generated else 0)
-        num_tokens = len(sample.context_ids + sample.question_ids) + follows
-        if num_tokens > most:
-            raise InputError(
-                f"model {model.name} has {most} positions and sample {sample.sample.sample_id} {num_tokens} tokens: "
-                "use a model with a longer context, or a preset with shorter prompts"
-            )
-        for setting in config.settings:
-            num_context = cut_sample(sample, setting).num_context
-            config.check_context(num_context, sample.sample.sample_id)
-            if agent is not None:
-                agent.check_position(num_context - 1)
 
 
 @stage_task("evaluate-shard")

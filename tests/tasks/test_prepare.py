@@ -1,17 +1,21 @@
 """Registering models and writing prompts."""
 
 import dataclasses
+from contextlib import nullcontext as does_not_raise
 from pathlib import Path
 
 import pytest
 
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.policies.agent import AgentConfig
+from kvpolicy.policies.soft_token_training import SoftTokenConfig
 from kvpolicy.prompts import count_prompt_tokens
+from kvpolicy.training import TrainConfig
 from storage.catalog import Catalog
 from storage.parquet import write_rows
-from tasks.evaluate import check_prompts
+from tasks.checks import check_prompts
 from tasks.model import load_model, register_model
 from tasks.samples import read_encoded, read_samples, sample_row
 
@@ -67,12 +71,19 @@ def test_a_row_says_how_a_setting_divides_a_sample(prompts, model):
     assert agnostic["prompt_digest"] == example.sample.digest()
 
 
+def _judging(*, agent="default", methods=("kvp",), **changes):
+    evaluate = EvaluateConfig(methods=methods, **changes)
+    return PipelineConfig(
+        preset="own", version="1", evaluate=evaluate, train=TrainConfig(agent=AgentConfig.named(agent))
+    )
+
+
 def test_budgets_above_a_context_are_refused(prompts, model):
     part = prompts("test")
     shortest = min(len(example.context_ids) for example in read_encoded(part, model))
-    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest)))
+    check_prompts.fn(model, [part], _judging(budgets=(20, shortest)))
     with pytest.raises(InputError, match=f"budget {shortest + 1} is above the context of sample ruler/"):
-        check_prompts.fn(model, [part], EvaluateConfig(budgets=(20, shortest + 1)))
+        check_prompts.fn(model, [part], _judging(budgets=(20, shortest + 1)))
 
 
 def test_what_may_follow_a_prompt_needs_positions_too(prompts, model, tmp_path):
@@ -84,26 +95,48 @@ def test_what_may_follow_a_prompt_needs_positions_too(prompts, model, tmp_path):
     part = dataclasses.replace(part, path=str(tmp_path / "longer.parquet"))
     write_rows(Path(part.path), [dataclasses.asdict(longer)])
     with pytest.raises(InputError, match=f"2048 positions and sample ruler/.* {2048 + 1} tokens"):
-        check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,)))
-    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,), max_answer_tokens=room))
-    check_prompts.fn(model, [part], EvaluateConfig(budgets=(20,), num_generated=0))
+        check_prompts.fn(model, [part], _judging(budgets=(20,)))
+    check_prompts.fn(model, [part], _judging(budgets=(20,), max_answer_tokens=room))
+    check_prompts.fn(model, [part], _judging(budgets=(20,), num_generated=0))
 
 
 def test_contexts_beyond_the_table_of_the_agents_are_refused(prompts, model, monkeypatch):
     part = prompts("test")
     longest = max(len(example.context_ids) + len(example.question_ids) for example in read_encoded(part, model))
-    config = EvaluateConfig(budgets=(20,))
+    paper, default = (_judging(budgets=(20,), agent=name) for name in ("paper", "default"))
     monkeypatch.setattr("kvpolicy.policies.agent.PAPER_TABLE_ROWS", longest)
-    check_prompts.fn(model, [part], config, AgentConfig.named("paper"))
+    check_prompts.fn(model, [part], paper)
     monkeypatch.setattr("kvpolicy.policies.agent.PAPER_TABLE_ROWS", longest - 1)
-    check_prompts.fn(model, [part], config, AgentConfig.named("default"))
+    check_prompts.fn(model, [part], default)
     with pytest.raises(InputError, match=f"position {longest - 1} is past the learned table of {longest - 1} rows"):
-        check_prompts.fn(model, [part], config, AgentConfig.named("paper"))
+        check_prompts.fn(model, [part], paper)
+
+
+def test_what_policies_learn_from_needs_positions_too(prompts, model, monkeypatch):
+    train, test = prompts("train"), prompts("test")
+    config = _judging(budgets=(20,), agent="paper")
+    contexts = {part.split: [len(one.context_ids) for one in read_encoded(part, model)] for part in (train, test)}
+    longest = max(contexts["train"])
+    monkeypatch.setattr("kvpolicy.policies.agent.PAPER_TABLE_ROWS", longest - 1)
+    with pytest.raises(InputError, match=f"position {longest - 1} is past the learned table"):
+        check_prompts.fn(model, [train, test], config)
+
+
+def test_soft_tokens_need_positions_behind_the_context(prompts, model):
+    part = prompts("test")
+    example = max(read_encoded(part, model), key=lambda one: len(one.context_ids + one.question_ids))
+    room = load_model(model).spec.max_positions - len(example.context_ids + example.question_ids)
+    for num_tokens, refused in ((room, does_not_raise()), (room + 1, pytest.raises(InputError, match="soft tokens"))):
+        config = dataclasses.replace(
+            _judging(budgets=(20,), methods=("judgeq",)), soft_tokens=SoftTokenConfig(num_tokens=num_tokens)
+        )
+        with refused:
+            check_prompts.fn(model, [part], config)
 
 
 def test_splits_that_share_a_text_are_refused(prompts, model):
     train, test = prompts("train"), prompts("test")
-    check_prompts.fn(model, [train, test], EvaluateConfig(budgets=(20,)))
+    check_prompts.fn(model, [train, test], _judging(budgets=(20,)))
     leaked = dataclasses.replace(train, path=test.path)
     with pytest.raises(InputError, match=r"train.*test|test.*train"):
-        check_prompts.fn(model, [leaked, test], EvaluateConfig(budgets=(20,)))
+        check_prompts.fn(model, [leaked, test], _judging(budgets=(20,)))

@@ -120,7 +120,10 @@ def test_too_few_samples_are_refused_with_how_many_there_are(tokenizer, written_
     )
     message = fails_in_one_line(_generate, tokenizer, config, split="test", num_samples_per_task=500)
     found = re.search(r"hold (\d+) samples of 4000 tokens for the test split, 500 were asked for", message)
-    assert found and len(_generate(tokenizer, config, split="test", num_samples_per_task=int(found[1]))) == int(found[1]) > 0
+    assert (
+        found
+        and len(_generate(tokenizer, config, split="test", num_samples_per_task=int(found[1]))) == int(found[1]) > 0
+    )
     assert "conversation that is not in de" in message and "give more of oasst2" in message
 
 
