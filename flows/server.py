@@ -77,8 +77,13 @@ def _require_server(url: str) -> None:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S):
             return
-    except urllib.error.HTTPError:
-        return  # it answers; what it wants is between Prefect and its settings
+    except urllib.error.HTTPError as error:
+        if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            return  # it answers; what it wants is between Prefect and its settings
+        raise StorageError(
+            f"the Prefect server at {url}, which PREFECT_API_URL names, answers {error.code} ({error.reason}): "
+            "mend or restart it, or unset the variable"
+        ) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise StorageError(
             f"no Prefect server answers at {url}, which PREFECT_API_URL names ({getattr(error, 'reason', error)}): "

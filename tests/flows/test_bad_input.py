@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from outcomes import assert_nothing_half_registered, assert_refused
@@ -193,6 +195,24 @@ def test_a_prefect_server_that_is_not_there_is_one_line(kvp_here, home):
     assert said.stderr.startswith(
         "kvp: no Prefect server answers at http://127.0.0.1:9/api, which PREFECT_API_URL names"
     )
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_prefect_server_that_is_ill_is_one_line(kvp_here, home):
+    class Ill(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(503)
+
+        def log_message(self, *_):
+            """Not to the terminal."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ill) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        said = kvp_here("run", "--preset", "smoke", home=home, PREFECT_API_URL=url)
+        server.shutdown()
+    assert said.code == 1
+    assert said.stderr.startswith(f"kvp: the Prefect server at {url}, which PREFECT_API_URL names, answers 503")
     assert said.stderr.count("\n") == 1
 
 
