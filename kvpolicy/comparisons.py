@@ -210,7 +210,7 @@ def _compare(
                 other=other.method,
                 difference=difference,
                 confidence=float(shares[column] if sign > 0 else 1.0 - shares[column]),
-                verdict=_verdict(difference, sign, confidence),
+                verdict=verdict_on(difference, sign, confidence),
                 num_seeds=len(method.columns),
                 other_num_seeds=len(other.columns),
                 seed_std=spreads[first],
@@ -232,7 +232,14 @@ def _best_baselines(entrants: Sequence[_Entrant], goodness: np.ndarray) -> dict[
     return best
 
 
-def _verdict(difference: Interval, sign: float, confidence: float) -> str:
+def verdict_on(difference: Interval, sign: float, confidence: float) -> str:
+    """What a paired difference establishes: `better`, `worse` or `undecided`.
+
+    Args:
+        difference: With its interval.
+        sign: 1 where higher is better, -1 where lower is.
+        confidence: Of the interval.
+    """
     agree_by_chance = 2.0 ** (1 - difference.n)
     if not difference.excludes_zero or agree_by_chance > 1.0 - confidence:
         return UNDECIDED

@@ -22,6 +22,7 @@ from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.policies.soft_token_training import SoftTokenConfig
+from kvpolicy.promotion import PromoteConfig
 from kvpolicy.training import TrainConfig
 
 _SECTIONS = {
@@ -30,6 +31,7 @@ _SECTIONS = {
     "train": TrainConfig,
     "soft_tokens": SoftTokenConfig,
     "evaluate": EvaluateConfig,
+    "promote": PromoteConfig,
     "ablate": AblateConfig,
 }
 
@@ -47,6 +49,7 @@ class PipelineConfig:
         train: How policies are trained.
         soft_tokens: How the soft tokens of `judgeq` are trained, where it is judged.
         evaluate: What is judged.
+        promote: When a new policy set becomes the champion.
         ablate: Which training objectives `kvp ablate` compares.
     """
 
@@ -58,6 +61,7 @@ class PipelineConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     soft_tokens: SoftTokenConfig = field(default_factory=SoftTokenConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    promote: PromoteConfig = field(default_factory=PromoteConfig)
     ablate: AblateConfig = field(default_factory=AblateConfig)
 
     def __post_init__(self) -> None:
