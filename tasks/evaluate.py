@@ -19,7 +19,7 @@ from storage.parquet import read_rows, write_rows
 from tasks.model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
-from tasks.samples import read_encoded, sample_row
+from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.trained import method_parameters
 
