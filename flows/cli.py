@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import catalog_commands, lineage_commands, repeat_commands, report_commands, trace_commands
+from flows import (
+    catalog_commands,
+    lineage_commands,
+    repeat_commands,
+    report_commands,
+    service_commands,
+    trace_commands,
+)
 from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
 from flows.server import own_server
@@ -179,6 +186,9 @@ app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
 app.command()(report_commands.report)
+app.command()(service_commands.up)
+app.command()(service_commands.down)
+app.command()(service_commands.status)
 app.command()(catalog_commands.compact)
 app.command()(catalog_commands.sql)
 app.command()(catalog_commands.models)

@@ -35,10 +35,16 @@ def home_path(home: str | None) -> Path:
 def open_home(home: str | None, *, traces: str | None = None) -> Home:
     """Open the home that was asked for, made if it is new; its traces lie at `traces`, `KVP_TRACES` or in it.
 
+    MLflow's runs are in the database that `KVP_MLFLOW_URI` names, or in it.
+
     Raises:
-        StorageError: If it cannot be used, or its traces lie elsewhere.
+        StorageError: If it cannot be used, or its traces or MLflow's runs lie elsewhere.
     """
-    return Home.open(home_path(home), traces=traces or os.environ.get("KVP_TRACES"))
+    return Home.open(
+        home_path(home),
+        traces=traces or os.environ.get("KVP_TRACES"),
+        mlflow=os.environ.get("KVP_MLFLOW_URI") or None,
+    )
 
 
 def point_prefect_at(home: Path) -> None:

@@ -1,7 +1,8 @@
-"""The Prefect server of a command that was given none: a child process that lives no longer than the command.
+"""Which Prefect server a command uses, and the one of a command that has none.
 
-Prefect (3.9.1) would start one by itself, but leaves it behind when the command is killed. This one begins before heavy
-libraries are imported, so both start at once, and it ends when its standard input does, however the command ended.
+That one is a child process that lives no longer than the command. Prefect (3.9.1) would start one by itself, but leaves
+it behind when the command is killed. This one begins before heavy libraries are imported, so both start at once, and it
+ends when its standard input does, however the command ended. The server of `kvp up` is `flows.services`'.
 """
 
 import http.client
@@ -16,31 +17,68 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
+from flows.recovery import Orphan, marked_process, recover
+from flows.service_process import SERVER, Service, last_error, recorded, wait_for
 from storage.errors import StorageError
 from storage.home import Home, exclusive
 
+SERVER_LOCK = "prefect-server"
+HEARTBEAT_S = "30"  # Prefect sends none more often
+_DATABASE_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 _STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 20.0
 
 
 @contextmanager
-def own_server(home: Home) -> Iterator[Callable[[], None]]:
-    """Run a server with its state under the home, unless `PREFECT_API_URL` names one.
+def own_server(home: Home) -> Iterator[Callable[[], list[Orphan]]]:
+    """Give a command its server: the one that `PREFECT_API_URL` names, that `kvp up` runs for the home, or its own.
 
-    Call it before Prefect is imported.
+    Its own has its state under the home and ends with it. Call this before Prefect is imported.
 
     Args:
         home: The home.
 
     Yields:
-        A function that waits until the server answers; call it before the first flow.
+        A function that waits until the server answers, and gives the flow runs of the home that were found dead; call
+        it before the first flow.
     """
-    if "PREFECT_API_URL" in os.environ:
-        yield lambda: _require_server(os.environ["PREFECT_API_URL"])
-        return
+    with ExitStack() as stack:
+        if "PREFECT_API_URL" in os.environ:
+            wait, own_state = partial(_require_server, os.environ["PREFECT_API_URL"]), False
+        elif (running := recorded(home, SERVER)) is not None and running.runs:
+            wait, own_state = stack.enter_context(_home_server(running)), True
+        else:
+            wait, own_state = stack.enter_context(_started_server(home)), True
+        mark = stack.enter_context(marked_process(home)) if own_state else ""
+
+        def ready() -> list[Orphan]:
+            wait()
+            if not own_state:
+                return []
+            from prefect import tags
+
+            stack.enter_context(tags(mark))
+            return recover(home)
+
+        yield ready
+
+
+@contextmanager
+def _home_server(service: Service) -> Iterator[Callable[[], None]]:
+    """The server that `kvp up` started."""
+    url = f"{service.url}/api"
+    with environment_with(PREFECT_API_URL=url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY=HEARTBEAT_S):
+        yield lambda: wait_for(service, f"{url}/health")
+
+
+@contextmanager
+def _started_server(home: Home) -> Iterator[Callable[[], None]]:
+    """A server that lives no longer than the command."""
+    require_database()
     log = home.prefect / "server.log"
     try:
         log.parent.mkdir(exist_ok=True)
@@ -48,7 +86,7 @@ def own_server(home: Home) -> Iterator[Callable[[], None]]:
         raise StorageError(f"{log.parent} cannot be made ({error.strerror}): move away what is there") from error
     with ExitStack() as starting:
         # Two servers that make one database at once break each other: the other one starts when this one answers.
-        starting.enter_context(exclusive(home, "prefect-server"))
+        starting.enter_context(exclusive(home, SERVER_LOCK))
         with socket.create_server(("127.0.0.1", 0)) as listening, log.open("ab") as stream:
             port = int(listening.getsockname()[1])
             process = subprocess.Popen(
@@ -64,12 +102,39 @@ def own_server(home: Home) -> Iterator[Callable[[], None]]:
             _wait(port, process, log)
             starting.close()
 
-        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
         try:
-            yield wait
+            with environment_with(PREFECT_API_URL=f"http://127.0.0.1:{port}/api"):
+                yield wait
         finally:
-            del os.environ["PREFECT_API_URL"]
             _stop(process)
+
+
+@contextmanager
+def environment_with(**variables: str) -> Iterator[None]:
+    """Set variables of the environment for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def require_database() -> None:
+    """Refuse a database of Prefect's, if one is named, that cannot be reached or written.
+
+    Raises:
+        StorageError: If it cannot.
+    """
+    url = next((os.environ[name] for name in _DATABASE_VARIABLES if os.environ.get(name)), "")
+    if url.startswith("postgresql"):
+        from storage.database import require_postgresql
+
+        require_postgresql(url)
 
 
 def _require_server(url: str) -> None:
@@ -105,7 +170,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             connection.close()
         time.sleep(0.1)
     raise StorageError(
-        f"Prefect's own server did not start, {log} says why: "
+        f"Prefect's own server did not start ({last_error(log)}), {log} says why: "
         "move that folder away, or name a running server with PREFECT_API_URL"
     )
 

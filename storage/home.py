@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,23 +28,28 @@ class Home:
     Attributes:
         path: absolute path of the folder.
         traces_place: folder or URL of the trace store; None for a folder in the home.
+        mlflow_place: URI of MLflow's database; None for a file in the home.
     """
 
     path: Path
     traces_place: str | None = None
+    mlflow_place: str | None = None
 
     @classmethod
-    def open(cls, path: str | Path, *, create: bool = True, traces: str | None = None) -> Home:
+    def open(
+        cls, path: str | Path, *, create: bool = True, traces: str | None = None, mlflow: str | None = None
+    ) -> Home:
         """Open a home, and make it if it is new. Any number of processes may do so at once.
 
         Args:
             path: the folder.
             create: make a missing home, and require that an existing one can be written.
             traces: folder or s3:// URL of the trace store, for the life of the home; by default a folder in it.
+            mlflow: postgresql:// URI of MLflow's database, for the life of the home; by default SQLite in it.
 
         Raises:
             StorageError: if something else is in the way, the folder cannot be written, no home is there and
-                ``create`` is false, another version of the format made it, or its traces lie elsewhere.
+                ``create`` is false, another version of the format made it, or its traces or MLflow lie elsewhere.
         """
         folder = Path(path).expanduser().absolute()
         marker = folder / _MARKER
@@ -59,11 +64,19 @@ class Home:
                 raise StorageError(f"no home at {folder}: run the pipeline first or name another --home")
             if traces is not None:
                 _make_store(traces)  # a place that cannot be used must not be a home's for good
-            _create(folder, marker, traces)
-        opened = cls(path=folder, traces_place=_read(folder, marker))
+            if mlflow is not None:
+                _require_database(mlflow)
+            _create(folder, marker, {"traces": traces, "mlflow": mlflow})
+        content = _read(folder, marker)
+        opened = cls(path=folder, traces_place=content.get("traces"), mlflow_place=content.get("mlflow"))
         if traces not in (None, opened.traces):
             raise StorageError(
                 f"home {folder} keeps its traces at {opened.traces}, not at {traces}: choose another --home"
+            )
+        if mlflow not in (None, opened.mlflow_tracking_uri):
+            raise StorageError(
+                f"home {folder} keeps MLflow's runs in {opened.mlflow_tracking_uri}, not in the database of "
+                "KVP_MLFLOW_URI: choose another --home, or unset it"
             )
         if create and not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(f"home {folder} is not writable: change its permissions or choose another --home")
@@ -131,7 +144,7 @@ class Home:
     @property
     def mlflow_tracking_uri(self) -> str:
         """The tracking and registry URI of MLflow."""
-        return f"sqlite:///{self.mlflow_db}"
+        return self.mlflow_place or f"sqlite:///{self.mlflow_db}"
 
 
 @contextmanager
@@ -156,6 +169,23 @@ def exclusive(home: Home, name: str) -> Iterator[None]:
         yield
 
 
+def is_held(home: Home, name: str) -> bool:
+    """Return whether some process holds a lock of the home.
+
+    Args:
+        home: the home.
+        name: name of the lock, as `exclusive` has it.
+    """
+    try:
+        with (home.path / "locks" / name).open("r") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 def _make_store(traces: str) -> None:
     from storage.places import Place
     from storage.trace_layout import make_manifest
@@ -163,9 +193,17 @@ def _make_store(traces: str) -> None:
     make_manifest(Place.at(traces))
 
 
-def _create(folder: Path, marker: Path, traces: str | None) -> None:
+def _require_database(uri: str) -> None:
+    from storage.database import require_postgresql, require_without_password
+
+    require_without_password(uri)
+    require_postgresql(uri)
+
+
+def _create(folder: Path, marker: Path, places: Mapping[str, str | None]) -> None:
     draft = folder / f".{_MARKER}-{uuid.uuid4().hex}"
-    content = {"format_version": FORMAT_VERSION, **({} if traces is None else {"traces": traces})}
+    chosen = {name: place for name, place in places.items() if place is not None}
+    content = {"format_version": FORMAT_VERSION, **chosen}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -180,11 +218,12 @@ def _create(folder: Path, marker: Path, traces: str | None) -> None:
         raise StorageError(f"cannot make a home at {folder}: {reason}; choose another --home") from error
 
 
-def _read(folder: Path, marker: Path) -> str | None:
-    """Check the version of a home, and return where its traces lie if it is not a folder in it."""
+def _read(folder: Path, marker: Path) -> dict[str, str]:
+    """Check the version of a home, and return what of it lies elsewhere, by name."""
     try:
         content = json.loads(marker.read_text(encoding="utf-8"))
-        version, traces = content["format_version"], content.get("traces")
+        version = content["format_version"]
+        places = {name: str(content[name]) for name in ("traces", "mlflow") if content.get(name) is not None}
     except OSError as error:
         raise StorageError(f"cannot read {marker}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -194,4 +233,4 @@ def _read(folder: Path, marker: Path) -> str | None:
             f"home {folder} has format version {version!r}, expected {FORMAT_VERSION}: use the release that made it,"
             " or a new --home"
         )
-    return None if traces is None else str(traces)
+    return places

@@ -1,0 +1,126 @@
+"""The commands `kvp up`, `kvp down` and `kvp status`: the services of a home."""
+
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.command_options import HomeOption, JsonOption
+from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
+from flows.service_process import SERVER, recorded
+from storage.errors import StorageError
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from flows.services import Status
+
+PortOption = Annotated[
+    int | None, typer.Option(help="Of Prefect's server [default: as before, or a free one]", min=1, max=65535)
+]
+MlflowPortOption = Annotated[
+    int | None, typer.Option(help="Of MLflow's server [default: as before, or a free one]", min=1, max=65535)
+]
+RunsOption = Annotated[int, typer.Option("--runs", help="Flow runs of deployments at once, say one a GPU", min=1)]
+
+
+def up(
+    home: HomeOption = None,
+    port: PortOption = None,
+    mlflow_port: MlflowPortOption = None,
+    runs: RunsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Start Prefect's server, a worker and MLflow for this home, and register the deployments; what runs stays."""
+    configure_libraries()
+    opened = open_home(home)
+    _refuse_another_server(opened)
+    point_prefect_at(opened.path)
+    with standard_output_kept_clean():
+        from flows import services
+
+        found = services.up(opened, port=port, mlflow_port=mlflow_port, runs_at_once=runs)
+    _print(found, as_json=as_json)
+
+
+def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """End what `kvp up` started for this home, and nothing else."""
+    configure_libraries()
+    opened = Home.open(home_path(home), create=False)
+    _forget_other_servers(opened)
+    with standard_output_kept_clean():
+        from flows import services
+
+        ended, recovered = services.down(opened)
+    if as_json:
+        crashed = [dataclasses.asdict(run) for run in recovered]
+        print(json.dumps({"home": str(opened.path), "ended": ended, "recovered": crashed}))
+        return
+    print(f"ended: {', '.join(ended)}" if ended else "nothing runs")
+    for run in recovered:
+        print(f"crashed with it: flow run {run.name} ({run.flow_run_id})")
+
+
+def status(
+    home: HomeOption = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Note flow runs whose process is dead as crashed, also without a server")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which services run, deployments, flow runs, and those taken for running although their process is dead."""
+    configure_libraries()
+    opened = Home.open(home_path(home), create=False)
+    _forget_other_servers(opened)
+    with standard_output_kept_clean():
+        from flows import services
+
+        recovered = services.recover_orphans(opened) if recover else []
+        found = services.status(opened, recovered=recovered)
+    _print(found, as_json=as_json)
+
+
+def _print(found: "Status", *, as_json: bool) -> None:
+    from flows.printing import print_records
+
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found)))
+        return
+    columns = ["service", "state", "url", "pid", "since", "log"]
+    print_records(
+        [
+            {
+                "service": service.name,
+                "state": "started" if service.started else service.state,
+                **{name: getattr(service, name) for name in columns[2:]},
+            }
+            for service in found.services
+        ],
+        as_json=False,
+    )
+    if found.api_url:
+        print(f"\nPrefect's own commands:  export PREFECT_API_URL={found.api_url}")
+        print(f"deployments:             {', '.join(found.deployments) or 'none'}")
+    for kind, runs in (
+        ("runs", found.flow_runs),
+        ("orphan, its process is dead (--recover notes that)", found.orphans),
+        ("now noted as crashed", found.recovered),
+    ):
+        for run in runs:
+            print(f"{kind}: flow run {run.name} ({run.flow_run_id}), {run.state}, since {run.started_at or 'never'}")
+
+
+def _refuse_another_server(home: Home) -> None:
+    named, known = os.environ.get("PREFECT_API_URL"), recorded(home, SERVER)
+    if named and (known is None or named.rstrip("/") != f"{known.url}/api"):
+        raise StorageError(
+            f"PREFECT_API_URL names the server {named}, which all commands would use in place of this home's: unset it"
+        )
+    os.environ.pop("PREFECT_API_URL", None)
+
+
+def _forget_other_servers(home: Home) -> None:
+    """These commands are about the home's own services, whatever server others are to use."""
+    os.environ.pop("PREFECT_API_URL", None)
+    point_prefect_at(home.path)

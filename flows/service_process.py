@@ -1,0 +1,229 @@
+"""Processes that outlive the command that started them: how they are started, found again and ended.
+
+A service has a record in the home's `services/` and, with all that it starts, a token of its own in its environment. A
+process counts as the service's only if it has that token, so that one that was given the same number later is never
+taken for it, nor ended. Linux only: it reads /proc and signals through file descriptors of processes.
+"""
+
+import dataclasses
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from storage.errors import StorageError
+from storage.home import Home
+
+SERVER, MLFLOW, WORKER = "server", "mlflow", "worker"
+_TOKEN = "KVP_SERVICE_TOKEN"
+_STARTUP_TIMEOUT_S = 120.0
+_ANSWER_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 15.0
+_KILL_TIMEOUT_S = 10.0
+_POLL_S = 0.05
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever proxy is set
+_ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Refused)\w*: .+$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service that was started.
+
+    Attributes:
+        name: `server`, `mlflow` or `worker`.
+        url: Where people reach it; empty for the worker.
+        pid: Its first process.
+        started_at: When it was started, in UTC.
+        log: File that has what it says.
+        token: What its processes have in their environment.
+    """
+
+    name: str
+    url: str
+    pid: int
+    started_at: str
+    log: str
+    token: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether its first process is there."""
+        return environment_of(self.pid).get(_TOKEN) == self.token
+
+    def processes(self) -> list[int]:
+        """All of its processes that are there, also those that others of them left behind."""
+        return [pid for pid in process_ids() if environment_of(pid).get(_TOKEN) == self.token]
+
+
+def folder(home: Home) -> Path:
+    """Where the records and logs of a home's services lie."""
+    return home.path / "services"
+
+
+def recorded(home: Home, name: str) -> Service | None:
+    """The service of that name that was started last, whether it runs or not; None if none was, or it was ended.
+
+    Raises:
+        StorageError: If the record cannot be read.
+    """
+    path = _record(home, name)
+    try:
+        return Service(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({error}): end the service by hand if it runs, and remove that file"
+        ) from error
+
+
+def is_running(home: Home, name: str) -> bool:
+    """Whether a service of the home runs."""
+    service = recorded(home, name)
+    return service is not None and service.runs
+
+
+def worker_name(home: Home, *, create: bool = False) -> str | None:
+    """What the home's worker is called on the server, the same for the home's life; None if it never had one.
+
+    Raises:
+        StorageError: If it cannot be noted.
+    """
+    path = folder(home) / "worker-name"
+    try:
+        if create and not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"kvp-{uuid.uuid4().hex[:12]}", encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be used ({error.strerror}): check the home") from error
+
+
+def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mapping[str, str]) -> Service:
+    """Start a service in a session of its own, away from the terminal, and note it.
+
+    Raises:
+        StorageError: If it cannot be noted, for which reason nothing is started.
+    """
+    token, log = uuid.uuid4().hex, folder(home) / f"{name}.log"
+    # A background job of a shell ignores SIGINT, and its children would inherit that: a worker could not be stopped.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                command,
+                env={**env, _TOKEN: token},
+                cwd=home.path,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise StorageError(f"cannot start the {name}: {error}; check that {log.parent} can be written") from error
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    service = Service(name=name, url=url, pid=process.pid, started_at=now, log=str(log), token=token)
+    try:
+        draft = _record(home, name).with_suffix(f".{token}")
+        draft.write_text(json.dumps(dataclasses.asdict(service)) + "\n", encoding="utf-8")
+        draft.replace(_record(home, name))
+    except OSError as error:
+        stop(home, service)
+        raise StorageError(f"cannot note the {name} in {folder(home)}: {error}; check the home") from error
+    return service
+
+
+def stop(home: Home, service: Service) -> None:
+    """End a service and everything that it started: asked first, then without asking. Its record goes, the log stays.
+
+    Raises:
+        StorageError: If a process of it cannot be ended.
+    """
+    for number, timeout_s in ((signal.SIGTERM, _STOP_TIMEOUT_S), (signal.SIGKILL, _KILL_TIMEOUT_S)):
+        for pid in service.processes():
+            _signal(pid, service.token, number)
+        _wait_for_end(service, timeout_s)
+    if left := service.processes():
+        raise StorageError(f"the {service.name}'s processes {left} cannot be ended: look at them with `ps`")
+    _record(home, service.name).unlink(missing_ok=True)
+
+
+def wait_for(service: Service, url: str) -> None:
+    """Wait until a service answers.
+
+    Args:
+        service: The service.
+        url: What answers with status 200 once it can be used.
+
+    Raises:
+        StorageError: If it ends before, or takes too long.
+    """
+    deadline = time.monotonic() + _STARTUP_TIMEOUT_S
+    while service.runs and time.monotonic() < deadline:
+        with suppress(OSError, http.client.HTTPException), _DIRECT.open(url, timeout=_ANSWER_TIMEOUT_S):
+            return
+        time.sleep(_POLL_S)
+    state = "does not answer" if service.runs else "died"
+    raise StorageError(
+        f"the {service.name} of `kvp up` {state} ({last_error(Path(service.log))}), {service.log} says more: "
+        "`kvp down` and `kvp up` start it anew"
+    )
+
+
+def last_error(log: Path) -> str:
+    """The last line of a log that tells an error, or else the last that says something."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "it left no log"
+    told = _ERROR_LINE.findall(text) or [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    return told[-1].strip()[:300]
+
+
+def process_ids() -> Iterator[int]:
+    """All processes of this machine that can be seen."""
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process had in its environment when it began; empty if it is gone or another user's."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    entries = (entry.partition("=") for entry in content.decode(errors="replace").split("\0"))
+    return {name: value for name, separator, value in entries if separator}
+
+
+def _signal(pid: int, token: str, number: signal.Signals) -> None:
+    with suppress(OSError):  # gone meanwhile
+        handle = os.pidfd_open(pid)  # from here on the number cannot come to mean another process
+        try:
+            if environment_of(pid).get(_TOKEN) == token:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def _wait_for_end(service: Service, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while service.processes() and time.monotonic() < deadline:
+        with suppress(OSError):  # it may be a child of this command, which must then take its end in
+            os.waitpid(service.pid, os.WNOHANG)
+        time.sleep(_POLL_S)
+
+
+def _record(home: Home, name: str) -> Path:
+    return folder(home) / f"{name}.json"

@@ -1,0 +1,263 @@
+"""The services of a home on one machine: Prefect's server, a worker for its deployments, and MLflow's server.
+
+All three listen on loopback only, and live until `kvp down`.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from flows.recovery import Orphan, crash, orphan, orphans_among, prefect_client, recover, unfinished_flow_runs
+from flows.server import HEARTBEAT_S, SERVER_LOCK, environment_with, own_server, require_database
+from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
+from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
+from storage.errors import StorageError
+from storage.home import Home, exclusive
+
+_HOST = "127.0.0.1"
+_LOCK = "services"
+# The command's own quiet, which must not become that of the services' logs.
+_OF_THE_COMMAND = ("PREFECT_API_URL", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_LEVEL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceState:
+    """How a service is.
+
+    Attributes:
+        name: `server`, `mlflow` or `worker`.
+        state: `running`; `dead` if it ended by itself; `stopped`.
+        url: Where people reach it, or for the worker the server that it serves; empty if it is stopped.
+        pid: Its first process; None unless it runs.
+        since: When it was started, in UTC; empty if it is stopped.
+        log: What it says; empty if it is stopped.
+        started: Whether this command started it.
+    """
+
+    name: str
+    state: str
+    url: str = ""
+    pid: int | None = None
+    since: str = ""
+    log: str = ""
+    started: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What runs for a home.
+
+    Attributes:
+        home: The home.
+        services: The services.
+        api_url: What `PREFECT_API_URL` is to be for Prefect's own commands; empty if no server answers.
+        deployments: What `prefect deployment run` takes.
+        flow_runs: Flow runs that run.
+        orphans: Those that Prefect takes for running although their process is dead.
+        recovered: Those that were, and have now been noted as crashed.
+    """
+
+    home: str
+    services: list[ServiceState]
+    api_url: str = ""
+    deployments: list[str] = field(default_factory=list)
+    flow_runs: list[Orphan] = field(default_factory=list)
+    orphans: list[Orphan] = field(default_factory=list)
+    recovered: list[Orphan] = field(default_factory=list)
+
+
+def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: int) -> Status:
+    """Start what does not run, and wait until all of it answers. If that fails, what was started is ended again.
+
+    Args:
+        home: The home.
+        port: Of Prefect's server; None for the one it had before, or a free one.
+        mlflow_port: Of MLflow's server; likewise.
+        runs_at_once: How many flow runs of the deployments may run at once.
+
+    Raises:
+        StorageError: If one cannot be started or dies, or a port is in use.
+    """
+    from storage.tracking import Tracking
+
+    with exclusive(home, _LOCK), _ended_on_failure(home) as started:
+        require_database()
+        Tracking(home).prepare()  # two servers that make one database at once break each other
+        with exclusive(home, SERVER_LOCK):
+            server = _ensure(home, SERVER, started, port=port)
+            mlflow = _ensure(home, MLFLOW, started, port=mlflow_port)
+            wait_for(server, f"{server.url}/api/health")
+        wait_for(mlflow, f"{mlflow.url}/health")
+        with environment_with(PREFECT_API_URL=f"{server.url}/api"):
+            recovered = recover(home)
+            prepare_server(runs_at_once=runs_at_once)
+            known = recorded(home, WORKER)
+            if known is not None and known.url != server.url:
+                stop(home, known)  # it serves a server that is gone
+            worker = _ensure(home, WORKER, started, server=server)
+            if not wait_for_worker(str(worker_name(home))) or not worker.runs:
+                raise StorageError(f"the worker did not start, {worker.log} says why; see also {server.log}")
+        return status(home, started=[service.name for service in started], recovered=recovered)
+
+
+def down(home: Home) -> tuple[list[str], list[Orphan]]:
+    """End the services, and say which ran and which flow runs that ended.
+
+    Raises:
+        StorageError: If a process cannot be ended.
+    """
+    with exclusive(home, _LOCK):
+        ended: list[str] = []
+        recovered: list[Orphan] = []
+        for name in (WORKER, MLFLOW, SERVER):
+            service = recorded(home, name)
+            if service is None:
+                continue
+            if name == SERVER and service.runs:
+                recovered = _recover_before_the_end(home, service)
+            ended += [name] if service.runs else []
+            stop(home, service)
+    return ended, recovered
+
+
+def status(home: Home, *, started: list[str] | None = None, recovered: list[Orphan] | None = None) -> Status:
+    """What runs for a home now.
+
+    Raises:
+        StorageError: If its server runs and refuses.
+    """
+    services = [_state(home, name, name in (started or [])) for name in (SERVER, MLFLOW, WORKER)]
+    server = services[0]
+    if server.state != "running":
+        return Status(home=str(home.path), services=services, recovered=recovered or [])
+    api_url = f"{server.url}/api"
+    wait_for(_known(home, SERVER), f"{api_url}/health")
+    with environment_with(PREFECT_API_URL=api_url), prefect_client() as client:
+        unfinished = unfinished_flow_runs(client)
+        orphans = orphans_among(home, client, unfinished)
+        dead = {run.id for run in orphans}
+        return Status(
+            home=str(home.path),
+            services=services,
+            api_url=api_url,
+            deployments=deployments(client),
+            flow_runs=[orphan(run) for run in unfinished if run.id not in dead],
+            orphans=[orphan(run) for run in orphans],
+            recovered=recovered or [],
+        )
+
+
+def recover_orphans(home: Home) -> list[Orphan]:
+    """Note that the flow runs whose process is dead crashed; with a server for the while if none runs.
+
+    Raises:
+        StorageError: If the server refuses.
+    """
+    with own_server(home) as wait_for_server:
+        return wait_for_server()
+
+
+def _ensure(
+    home: Home, name: str, started: list[Service], *, port: int | None = None, server: Service | None = None
+) -> Service:
+    """The service, started if it does not run."""
+    known = recorded(home, name)
+    if known is not None and known.runs:
+        if port not in (None, _port_of(known)):
+            raise StorageError(f"the {name} runs already, at {known.url}: `kvp down` first, or leave the port out")
+        return known
+    if known is not None:
+        stop(home, known)  # of its processes some may be left, though the first is dead
+    url = server.url if server is not None else f"http://{_HOST}:{_choose_port(name, port, known)}"
+    command, env = _invocation(home, name, url)
+    service = start(home, name, command, url=url, env=env)
+    started.append(service)
+    return service
+
+
+def _invocation(home: Home, name: str, url: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a service."""
+    env = {key: value for key, value in os.environ.items() if key not in _OF_THE_COMMAND}
+    python, port = [sys.executable, "-m"], url.rpartition(":")[2]
+    if name == MLFLOW:
+        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        store = ["--backend-store-uri", home.mlflow_tracking_uri]
+        store += ["--default-artifact-root", home.mlflow_artifacts.as_uri()]
+        address = ["--host", _HOST, "--port", port, "--workers", "1"]
+        return [*python, "mlflow", "server", *store, *address], {**env, **quiet}
+    env["PREFECT_API_URL"] = f"{url}/api"
+    if name == SERVER:
+        env["PREFECT_SERVER_LOGGING_LEVEL"] = "WARNING"
+        return [*python, "prefect", "server", "start", "--host", _HOST, "--port", port], env
+    env |= {"KVP_HOME": str(home.path), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": HEARTBEAT_S}
+    own_name = str(worker_name(home, create=True))
+    return [*python, "prefect", "worker", "start", "--pool", POOL, "--name", own_name, "--type", "process"], env
+
+
+def _choose_port(name: str, port: int | None, known: Service | None) -> int:
+    if port is not None:
+        if not _is_free(port):
+            raise StorageError(f"port {port} is in use: give the {name} another one, or leave it out")
+        return port
+    if known is not None and _is_free(_port_of(known)):
+        return _port_of(known)
+    with socket.create_server((_HOST, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.create_server((_HOST, port)):
+            return True
+    except OSError:
+        return False
+
+
+def _port_of(service: Service) -> int:
+    return int(service.url.rpartition(":")[2])
+
+
+@contextmanager
+def _ended_on_failure(home: Home) -> Iterator[list[Service]]:
+    started: list[Service] = []
+    try:
+        yield started
+    except BaseException:
+        for service in reversed(started):
+            stop(home, service)
+        raise
+
+
+def _recover_before_the_end(home: Home, server: Service) -> list[Orphan]:
+    """Note what crashed with the worker while the server still answers; it must end in any case."""
+    try:
+        with environment_with(PREFECT_API_URL=f"{server.url}/api"), prefect_client() as client:
+            return crash(client, orphans_among(home, client, unfinished_flow_runs(client)))
+    except StorageError:
+        return []  # the next `kvp up` finds them
+
+
+def _known(home: Home, name: str) -> Service:
+    service = recorded(home, name)
+    if service is None:
+        raise StorageError(f"the {name} was ended meanwhile: ask again")
+    return service
+
+
+def _state(home: Home, name: str, started: bool) -> ServiceState:
+    service = recorded(home, name)
+    if service is None:
+        return ServiceState(name=name, state="stopped")
+    runs = service.runs
+    return ServiceState(
+        name=name,
+        state="running" if runs else "dead",
+        url=service.url,
+        pid=service.pid if runs else None,
+        since=service.started_at,
+        log=service.log,
+        started=started,
+    )

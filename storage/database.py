@@ -1,0 +1,68 @@
+"""PostgreSQL as the database of MLflow or Prefect: whether it can be used, said before either tries for minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from storage.errors import StorageError, one_line
+
+_CONNECT_TIMEOUT_S = 10
+_PASSWORDS = re.compile(r"(?P<before>^[\w+]+://[^:@/]*):[^@/]*(?=@)|[?&]password=[^&]*")
+
+
+def require_postgresql(uri: str) -> None:
+    """Refuse a database that cannot be reached or written.
+
+    Args:
+        uri: postgresql://user@host:port/database, or with a driver as in postgresql+asyncpg://.
+
+    Raises:
+        StorageError: if it is no such URI, the driver is missing, nobody answers, or it is read-only.
+    """
+    shown, plain = without_password(uri), _plain(uri)
+    try:
+        import psycopg2
+    except ImportError as error:
+        raise StorageError(f"{shown} needs PostgreSQL's driver: pip install 'kvpolicy[postgres]'") from error
+    try:
+        with contextlib.closing(psycopg2.connect(plain, connect_timeout=_CONNECT_TIMEOUT_S)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(
+                "SELECT current_setting('transaction_read_only') = 'on',"
+                " coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"
+            )
+            read_only, may_create = cursor.fetchone()
+    except (psycopg2.Error, UnicodeError) as error:
+        raise StorageError(
+            f"the database {shown} cannot be used ({one_line(error)}): start it, or mend its URI"
+        ) from error
+    if read_only or not may_create:
+        why = "is read-only" if read_only else "has no schema that this user may write"
+        raise StorageError(f"the database {shown} {why}: name another one, or a user who may write")
+
+
+def require_without_password(uri: str) -> None:
+    """Refuse a URI that would put a password where it is kept and shown.
+
+    Raises:
+        StorageError: if there is one in it.
+    """
+    if without_password(uri) != uri:
+        raise StorageError(
+            f"the database {without_password(uri)} is noted in the home, and its password must not be: "
+            "put that into ~/.pgpass or PGPASSWORD"
+        )
+
+
+def without_password(uri: str) -> str:
+    """Return a URI as it may be shown."""
+    return _PASSWORDS.sub(lambda found: found["before"] or "", uri)
+
+
+def _plain(uri: str) -> str:
+    """The URI as libpq takes it, without SQLAlchemy's driver."""
+    scheme, separator, rest = uri.partition("://")
+    if scheme.partition("+")[0] not in ("postgresql", "postgres") or not separator:
+        raise StorageError(f"{without_password(uri)!r} is no database that is known: give postgresql://user@host/name")
+    return f"postgresql://{rest}"
