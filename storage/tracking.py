@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storage.database import require_postgresql
 from storage.digests import digest_folder, digest_json
 from storage.errors import StorageError, one_line
 from storage.home import Home
@@ -274,6 +275,8 @@ def _client(home: Home) -> Any:
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
+        if home.mlflow_place:
+            require_postgresql(home.mlflow_place)  # MLflow itself would try for minutes
         home.mlflow_artifacts.mkdir(parents=True, exist_ok=True)
         with (home.mlflow / ".setup.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two migrations of a new database at once break each other

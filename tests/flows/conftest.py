@@ -144,7 +144,7 @@ def kvp_here(
     from flows.cli import main
 
     del embedded_model_folder  # fetched and converted before, under bars that are not the command's
-    foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "OPENLINEAGE")
+    foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "KVP_MLFLOW_URI", "OPENLINEAGE")
     for name in [name for name in os.environ if name.startswith(foreign)]:
         monkeypatch.delenv(name)
     for name in ("PREFECT_API_URL", "PREFECT_HOME"):

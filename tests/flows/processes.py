@@ -31,7 +31,7 @@ class Finished:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment without what would lead a command elsewhere."""
-    foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "MLFLOW_", "OPENLINEAGE")
+    foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "KVP_MLFLOW_URI", "MLFLOW_", "OPENLINEAGE")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | QUIET | changes
 
 
