@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flows.services import Status
 
 PortOption = Annotated[
-    int | None, typer.Option(help="Of Prefect's server [default: as before, or a free one]", min=1, max=65535)
+    int | None, typer.Option(help="Of Prefect's server [default: a free one]", min=1, max=65535)
 ]
 MlflowPortOption = Annotated[
-    int | None, typer.Option(help="Of MLflow's server [default: as before, or a free one]", min=1, max=65535)
+    int | None, typer.Option(help="Of MLflow's server [default: a free one]", min=1, max=65535)
 ]
 RunsOption = Annotated[int, typer.Option("--runs", help="Flow runs of deployments at once, say one a GPU", min=1)]
 

@@ -131,6 +131,7 @@ def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mappi
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            process.returncode = 0  # it is left running on purpose, of which Python would warn
     except OSError as error:
         raise StorageError(f"cannot start the {name}: {error}; check that {log.parent} can be written") from error
     now = datetime.now(UTC).isoformat(timespec="seconds")

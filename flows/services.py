@@ -84,20 +84,18 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
     from storage.tracking import Tracking
 
     with exclusive(home, _LOCK), _ended_on_failure(home) as started:
+        server_url, mlflow_url = _choose_url(home, SERVER, port), _choose_url(home, MLFLOW, mlflow_port)
         require_database()
         Tracking(home).prepare()  # two servers that make one database at once break each other
         with exclusive(home, SERVER_LOCK):
-            server = _ensure(home, SERVER, started, port=port)
-            mlflow = _ensure(home, MLFLOW, started, port=mlflow_port)
+            server = _ensure(home, SERVER, server_url, started)
+            mlflow = _ensure(home, MLFLOW, mlflow_url, started)
             wait_for(server, f"{server.url}/api/health")
         wait_for(mlflow, f"{mlflow.url}/health")
         with environment_with(PREFECT_API_URL=f"{server.url}/api"):
             recovered = recover(home)
             prepare_server(runs_at_once=runs_at_once)
-            known = recorded(home, WORKER)
-            if known is not None and known.url != server.url:
-                stop(home, known)  # it serves a server that is gone
-            worker = _ensure(home, WORKER, started, server=server)
+            worker = _ensure(home, WORKER, server_url, started)
             if not wait_for_worker(str(worker_name(home))) or not worker.runs:
                 raise StorageError(f"the worker did not start, {worker.log} says why; see also {server.log}")
         return status(home, started=[service.name for service in started], recovered=recovered)
@@ -160,18 +158,13 @@ def recover_orphans(home: Home) -> list[Orphan]:
         return wait_for_server()
 
 
-def _ensure(
-    home: Home, name: str, started: list[Service], *, port: int | None = None, server: Service | None = None
-) -> Service:
-    """The service, started if it does not run."""
+def _ensure(home: Home, name: str, url: str, started: list[Service]) -> Service:
+    """The service at a URL, started if it does not run."""
     known = recorded(home, name)
-    if known is not None and known.runs:
-        if port not in (None, _port_of(known)):
-            raise StorageError(f"the {name} runs already, at {known.url}: `kvp down` first, or leave the port out")
+    if known is not None and known.runs and known.url == url:
         return known
     if known is not None:
-        stop(home, known)  # of its processes some may be left, though the first is dead
-    url = server.url if server is not None else f"http://{_HOST}:{_choose_port(name, port, known)}"
+        stop(home, known)  # a worker of a server that is gone, or what a dead service has left behind
     command, env = _invocation(home, name, url)
     service = start(home, name, command, url=url, env=env)
     started.append(service)
@@ -197,15 +190,21 @@ def _invocation(home: Home, name: str, url: str) -> tuple[list[str], dict[str, s
     return [*python, "prefect", "worker", "start", "--pool", POOL, "--name", own_name, "--type", "process"], env
 
 
-def _choose_port(name: str, port: int | None, known: Service | None) -> int:
-    if port is not None:
-        if not _is_free(port):
-            raise StorageError(f"port {port} is in use: give the {name} another one, or leave it out")
-        return port
-    if known is not None and _is_free(_port_of(known)):
-        return _port_of(known)
-    with socket.create_server((_HOST, 0)) as found:
-        return int(found.getsockname()[1])
+def _choose_url(home: Home, name: str, port: int | None) -> str:
+    """Where a service runs, or is to run: where it was before, if it may."""
+    known = recorded(home, name)
+    if known is not None and known.runs:
+        if port not in (None, _port_of(known)):
+            raise StorageError(f"the {name} runs already, at {known.url}: `kvp down` first, or leave the port out")
+        return known.url
+    if port is not None and not _is_free(port):
+        raise StorageError(f"port {port} is in use: give the {name} another one, or leave it out")
+    if port is None and known is not None and _is_free(_port_of(known)):
+        port = _port_of(known)
+    if port is None:
+        with socket.create_server((_HOST, 0)) as found:
+            port = int(found.getsockname()[1])
+    return f"http://{_HOST}:{port}"
 
 
 def _is_free(port: int) -> bool:

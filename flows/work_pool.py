@@ -115,8 +115,7 @@ def _watch_heartbeats(client: Any) -> None:
     """Let the server note as crashed what sent heartbeats and then neither one nor an end.
 
     Prefect's recipe for runs whose machine died
-    (https://docs.prefect.io/v3/advanced/detect-zombie-flows), limited to the flow runs of the pool or of commands,
-    since only those are told to send heartbeats.
+    (https://docs.prefect.io/v3/advanced/detect-zombie-flows). Flow runs that were never told to send any are not meant.
     """
     from prefect.automations import AutomationCore, EventTrigger, Posture
     from prefect.client.schemas.objects import StateType
@@ -148,7 +147,7 @@ def _watch_heartbeats(client: Any) -> None:
         client.create_automation(wanted)
         return
     kept, *others = found
-    if kept.model_dump(exclude={"id"}, mode="json") != wanted.model_dump(mode="json"):
+    if kept.model_dump(exclude={"id"}) != wanted.model_dump():
         client.update_automation(kept.id, wanted)
     for other in others:
         client.delete_automation(other.id)
