@@ -4,11 +4,11 @@ import dataclasses
 
 from prefect import flow
 
-from flows.options import Choices, Preset
-from flows.pipeline import NO_CHOICES, find_snapshot
+from flows.options import Choices, Preset, Runner
+from flows.pipeline import HERE, NO_CHOICES, find_snapshot
 from flows.plan import planned, policy_seeds, serving
 from flows.request import Request
-from flows.stages import run_training
+from flows.stages import run_trainings
 from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from kvpolicy.models.reference import EMBEDDED
 from kvpolicy.objectives.registry import ObjectiveName
@@ -26,6 +26,8 @@ def ablate(
     home: str | None = None,
     seed: int = 0,
     choices: Choices = NO_CHOICES,
+    *,
+    runner: Runner = HERE,
 ) -> list[ObjectiveRow]:
     """Train with every objective and seed on the collected traces; the lowest held-out cost first.
 
@@ -33,7 +35,7 @@ def ablate(
     training is a stage as any other: its policy set is kept, can be judged (`kvp evaluate --objective`), and is found
     again. It serves the request that would train it alone, so that it can be repeated from its record.
     """
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
         snapshot, config = find_snapshot(plan), plan.config.ablate
         outcomes = []
         for name in config.compared:
@@ -41,8 +43,8 @@ def ablate(
             alone = dataclasses.replace(choices, settings=[*(choices.settings or []), *told])
             request = Request.make(preset=preset, model=model, seed=seed, choices=alone)
             with serving(plan.home, request):
-                for own in policy_seeds(request.config, seed):
-                    trained, stage = run_training(plan.home, plan.model, snapshot, request.config.train, seed=own)
+                seeds = policy_seeds(request.config, seed)
+                for trained, stage in run_trainings(plan.home, plan.model, snapshot, request.config.train, seeds=seeds):
                     outcomes.append(_outcome(plan.home, name, trained, stage))
         return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
 

@@ -62,6 +62,12 @@ DataOption = Annotated[
         help="File for a task that needs one, local or hub:owner/name@rev/file; repeatable", metavar="NAME=PATH"
     ),
 ]
+RunnerOption = Annotated[str, typer.Option(help="Where parts of the work run: local, processes, ray or dask")]
+RunnerAddressOption = Annotated[
+    str | None,
+    typer.Option(help="Of a Ray or Dask cluster [default: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS]", metavar="HOST:PORT"),
+]
+RunnerWorkersOption = Annotated[int | None, typer.Option(help="Parts that run at once on this machine", min=1)]
 LanguageOption = Annotated[str | None, typer.Option(help="Code of the one language of dialogues, such as en")]
 
 
@@ -91,10 +97,14 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
         data: DataOption = None,
         language: LanguageOption = None,
         settings: SettingsOption = None,
+        runner: RunnerOption = "local",
+        runner_address: RunnerAddressOption = None,
+        runner_workers: RunnerWorkersOption = None,
         as_json: JsonOption = False,
     ) -> None:
         configure_libraries()
-        from flows.options import Choices
+        from flows.options import Choices, Runner
+        from flows.runners import check_runner
 
         choices = Choices(
             tasks=_listed(tasks),
@@ -108,7 +118,10 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
             data=data or None,
             language=language,
         )
-        choices.configure(preset)  # whatever is wrong with the choices is said before anything is made
+        chosen = Runner(name=runner, address=runner_address, num_workers=runner_workers)
+        # Whatever is wrong with the choices is said before anything is made.
+        choices.configure(preset)
+        check_runner(chosen)
         opened = open_home(home, traces=traces)
         point_prefect_at(opened.path)
         with standard_output_kept_clean(), own_server(opened) as wait_for_server:
@@ -116,7 +129,9 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
 
             run_flow = getattr(ablation if flow == "ablate" else pipeline, flow)
             wait_for_server()
-            result = run_flow(preset=preset, model=model, home=str(opened.path), seed=seed, choices=choices)
+            result = run_flow(
+                preset=preset, model=model, home=str(opened.path), seed=seed, choices=choices, runner=chosen
+            )
         report(opened, result, as_json)
 
     app.command(name=name, help=help_text)(command)

@@ -1,13 +1,15 @@
 """What a person or a schedule may choose on top of a preset."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kvpolicy.benchmarks.sources import absolute_entry
+from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig, load_preset
 from kvpolicy.policies.agent import AgentConfig
 
 Preset = Literal["smoke", "demo", "study", "paper"]
+RunnerName = Literal["local", "processes", "ray", "dask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,39 @@ class Choices:
             for section, part in changes.items()
         }
         return load_preset(preset).with_changes(given).with_settings(self.settings or [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Where the parts of stages run (fragments, head groups, shards). No result and no request depends on it.
+
+    Attributes:
+        name: `local`, one after the other in the flow's process; `processes` of this machine; `ray` or `dask`.
+        address: Of a cluster that is there; without one, Ray and Dask start on this machine for the run.
+        num_workers: Parts that run at once on this machine; by default as many as leave no core idle, at least two.
+    """
+
+    name: RunnerName = "local"
+    address: str | None = None
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            InputError: Naming what is wrong, and what was expected.
+        """
+        if self.name not in get_args(RunnerName):
+            raise InputError(f"runner is {self.name!r}, expected one of {', '.join(get_args(RunnerName))}")
+        if self.address is not None and self.name not in ("ray", "dask"):
+            raise InputError(
+                f"runner {self.name} has no address, got {self.address!r}: leave it out, or use ray or dask"
+            )
+        if self.num_workers is not None and (self.num_workers < 1 or self.name == "local" or self.address):
+            raise InputError(
+                f"runner {self.name} has {self.num_workers} workers, expected 1 or more, and only where they start on "
+                "this machine: processes, or ray or dask without an address"
+            )
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

@@ -7,13 +7,15 @@ travel, tensors do not.
 import dataclasses
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from prefect import flow
 
+from flows.fan_out import run_parts
 from flows.figures import draw_figures
-from flows.options import Choices, Preset
+from flows.options import Choices, Preset, Runner
 from flows.plan import Plan, planned
-from flows.stages import run_collection, run_evaluation, run_training
+from flows.stages import run_collection, run_evaluation, run_trainings
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from tasks.collect import snapshot_ref
@@ -23,6 +25,7 @@ from tasks.stage import StageOutcome, find_completed
 from tasks.trained import trained_ref
 
 NO_CHOICES = Choices()
+HERE = Runner()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,11 @@ def collect(
     home: str | None = None,
     seed: int = 0,
     choices: Choices = NO_CHOICES,
+    *,
+    runner: Runner = HERE,
 ) -> StageReport:
     """Run a model over generated prompts; keys, values and importance go into the trace store."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
         started = time.monotonic()
         prompts = (plan.train_prompts, plan.heldout_prompts)
         snapshot, outcome = run_collection(plan.home, plan.model, prompts, plan.config.collect)
@@ -65,19 +70,21 @@ def train(
     home: str | None = None,
     seed: int = 0,
     choices: Choices = NO_CHOICES,
+    *,
+    runner: Runner = HERE,
 ) -> StageReport:
     """Train one policy per KV head on the collected traces, with as many seeds as are judged; reports the first."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
         started = time.monotonic()
         snapshot = find_snapshot(plan)
-        trained = [
-            run_training(plan.home, plan.model, snapshot, plan.config.train, seed=own) for own in plan.policy_seeds
-        ]
+        trained = run_trainings(plan.home, plan.model, snapshot, plan.config.train, seeds=plan.policy_seeds)
         if plan.needs("soft_tokens"):
-            setting, config = plan.config.collect.setting, plan.config.soft_tokens
-            for own in plan.policy_seeds:
-                made = train_judge(plan.home, plan.model, plan.train_prompts, config, setting=setting, seed=own)
-                trained.append(made)
+            about = (plan.home, plan.model, plan.train_prompts, plan.config.soft_tokens)
+            setting = plan.config.collect.setting
+            trained += run_parts(
+                "train soft tokens",
+                [partial(train_judge, *about, setting=setting, seed=own) for own in plan.policy_seeds],
+            )
         policy, outcome = trained[0]
         skipped = all(found.skipped for _, found in trained)
         return _report(policy.artifact_id, dataclasses.replace(outcome, skipped=skipped), started)
@@ -90,9 +97,11 @@ def evaluate(
     home: str | None = None,
     seed: int = 0,
     choices: Choices = NO_CHOICES,
+    *,
+    runner: Runner = HERE,
 ) -> StageReport:
     """Judge the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
         started = time.monotonic()
         trained, config = find_trained(plan), plan.config.evaluate
         evaluation, outcome = run_evaluation(plan.home, plan.model, trained, plan.test_prompts, config, seed=seed)
@@ -107,20 +116,22 @@ def retrain(
     home: str | None = None,
     seed: int = 0,
     choices: Choices = NO_CHOICES,
+    *,
+    runner: Runner = HERE,
 ) -> dict[str, StageReport]:
     """Collect, train and evaluate, one after the other; what is there already is not done again."""
     started = time.monotonic()
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices) as plan:
+    options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices, "runner": runner}
+    with planned(**options) as plan:  # open to the end, so that all stages run on the same workers
         prepared = StageReport(
             artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
         )
-    options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices}
-    return {
-        "prepare": prepared,
-        "collect": collect(**options),
-        "train": train(**options),
-        "evaluate": evaluate(**options),
-    }
+        return {
+            "prepare": prepared,
+            "collect": collect(**options),
+            "train": train(**options),
+            "evaluate": evaluate(**options),
+        }
 
 
 def _report(artifact_id: str, outcome: StageOutcome, started: float) -> StageReport:

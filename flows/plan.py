@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from flows.options import Choices
+from flows.options import Choices, Runner
 from flows.process import open_home, prepare_process
 from flows.request import Request
+from flows.runners import engaged
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.seeds import MAX_SEED
@@ -69,25 +70,28 @@ def policy_seeds(config: PipelineConfig, seed: int) -> range:
 
 
 @contextmanager
-def planned(*, preset: str, model: str, home: str | None, seed: int, choices: Choices) -> Iterator[Plan]:
+def planned(
+    *, preset: str, model: str, home: str | None, seed: int, choices: Choices, runner: Runner
+) -> Iterator[Plan]:
     """Note the request and make its plan; whatever the block runs is recorded as run for that request.
 
     Yields:
-        The plan: the home is open, the model registered, the prompts are written.
+        The plan: the home is open, the model registered, the prompts are written, and parts will run on the runner.
 
     Raises:
-        InputError: If the preset, a choice or the model is wrong, or a budget does not fit in the prompts.
+        InputError: If the preset, a choice, the model or the runner is wrong, or a budget does not fit in the prompts.
         StorageError: If the home cannot be used.
     """
     if not 0 <= seed <= MAX_SEED:
         raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
     request = Request.make(preset=preset, model=model, seed=seed, choices=choices)
-    opened = open_home(home)
-    note_loaded_code()
-    prepare_process()
-    reference = register_model(opened, model, request.config.dtype)
-    with serving(opened, request):
-        yield _make_plan(opened, reference, request.config, seed)
+    with engaged(runner):
+        opened = open_home(home)
+        note_loaded_code()
+        prepare_process()
+        reference = register_model(opened, model, request.config.dtype)
+        with serving(opened, request):
+            yield _make_plan(opened, reference, request.config, seed)
 
 
 @contextmanager

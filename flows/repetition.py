@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from flows.process import prepare_process
 from flows.recorded import Original, Recorded, find_original
-from flows.stages import run_collection, run_evaluation, run_training
+from flows.stages import run_collection, run_evaluation, run_trainings
 from kvpolicy.errors import InputError
 from storage.catalog import Catalog
 from storage.differences import Difference, compare_runs, recorded_modules
@@ -160,7 +160,7 @@ def _collect_fragment(recorded: Recorded) -> None:
 
 def _train(recorded: Recorded) -> None:
     snapshot = recorded.snapshot()
-    run_training(recorded.home, recorded.model(), snapshot, recorded.config.train, seed=recorded.own_seed)
+    run_trainings(recorded.home, recorded.model(), snapshot, recorded.config.train, seeds=[recorded.own_seed])
 
 
 def _train_heads(recorded: Recorded) -> None:

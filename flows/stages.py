@@ -1,10 +1,12 @@
-"""The stages that have parts: all the parts, one after the other, and what they come to. Wiring only.
+"""The stages that have parts: all the parts, and what they come to. Wiring only.
 
-The pipeline and repetitions run the same; `tasks.purpose` says which of them it is.
+The pipeline and repetitions run the same; `tasks.purpose` says which of them it is, `flows.fan_out` where parts run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
+from flows.fan_out import run_parts
 from kvpolicy.collection import CollectConfig
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.training import TrainConfig
@@ -25,27 +27,42 @@ def run_collection(
     stage = collection_stage(model, prompts, config)
     fragments: list[str] = []
     if find_completed(home, stage) is None:
-        for part in prompts:
-            for first in range(0, part.num_samples, config.samples_per_fragment):
-                outcome = collect_fragment(home, model, part, config, collection=stage.key, first=first)
-                fragments.extend(outcome.outputs.values())
+        parts = [
+            partial(collect_fragment, home, model, part, config, collection=stage.key, first=first)
+            for part in prompts
+            for first in range(0, part.num_samples, config.samples_per_fragment)
+        ]
+        fragments = [name for outcome in run_parts("collect", parts) for name in outcome.outputs.values()]
     sealed: tuple[SnapshotRef, StageOutcome] = seal_collection(home, model, stage, config, fragments)
     return sealed
 
 
-def run_training(
-    home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int
-) -> tuple[TrainedRef, StageOutcome]:
-    """Train every head, group by group, and join the groups into a policy set."""
-    groups: list[str] = []
-    if find_completed(home, training_stage(model, snapshot, config, seed=seed)) is None:
-        size = config.heads_per_group or model.num_heads
-        for first in range(0, model.num_heads, size):
-            heads = (first, min(first + size, model.num_heads))
-            outcome = train_heads(home, model, snapshot, config, heads=heads, seed=seed)
-            groups.append(outcome.outputs["group"])
-    joined: tuple[TrainedRef, StageOutcome] = assemble_policy(home, model, snapshot, config, groups, seed=seed)
-    return joined
+def run_trainings(
+    home: Home, model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seeds: Iterable[int]
+) -> list[tuple[TrainedRef, StageOutcome]]:
+    """Train every head with every seed, group by group, and join the groups of each seed into a policy set.
+
+    The groups are the configuration's under every runner: another grouping would give other agents.
+    """
+    size = config.heads_per_group or model.num_heads
+    groups: dict[int, list[str]] = {own: [] for own in seeds}
+    parts = {
+        (own, first): partial(
+            train_heads,
+            home,
+            model,
+            snapshot,
+            config,
+            heads=(first, min(first + size, model.num_heads)),
+            seed=own,
+        )
+        for own in groups
+        if find_completed(home, training_stage(model, snapshot, config, seed=own)) is None
+        for first in range(0, model.num_heads, size)
+    }
+    for (own, _), outcome in zip(parts, run_parts("train", list(parts.values())), strict=True):
+        groups[own].append(outcome.outputs["group"])
+    return [assemble_policy(home, model, snapshot, config, trained, seed=own) for own, trained in groups.items()]
 
 
 def run_evaluation(
@@ -61,15 +78,18 @@ def run_evaluation(
     stage = evaluation_stage(model, trained, prompts, config, seed=seed)
     shards, analyses = [], []
     if find_completed(home, stage) is None:
-        for first in range(0, prompts.num_samples, config.examples_per_shard):
-            shard, _ = evaluate_shard(home, model, trained, prompts, config, first=first, seed=seed)
-            shards.append(shard)
+        size, judged = config.examples_per_shard, (home, model, trained, prompts, config)
+        shard_parts = [
+            partial(evaluate_shard, *judged, first=first, seed=seed) for first in range(0, prompts.num_samples, size)
+        ]
         # Prompts lie task by task in turn, so the first of every task are the first of all.
         num_analysed = prompts.num_samples * config.num_analysed // config.num_samples
-        for first in range(0, num_analysed, config.examples_per_shard):
-            part = (first, min(first + config.examples_per_shard, num_analysed))
-            shard, _ = analyse_shard(home, model, trained, prompts, config, examples=part, seed=seed)
-            analyses.append(shard)
+        analysis_parts = [
+            partial(analyse_shard, *judged, examples=(first, min(first + size, num_analysed)), seed=seed)
+            for first in range(0, num_analysed, size)
+        ]
+        references = [reference for reference, _ in run_parts("evaluate", [*shard_parts, *analysis_parts])]
+        shards, analyses = references[: len(shard_parts)], references[len(shard_parts) :]
     published: tuple[EvaluationRef, StageOutcome] = publish_curves(
         home, model, trained, prompts, stage, config=config, shards=shards, analyses=analyses
     )

@@ -11,18 +11,20 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
+def progress(what: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Callable[[str], None]]:
     """Show how far a long piece of work is; call what it gives once for every unit done.
 
     Args:
         what: The work, such as `collect`.
         total: Units in all.
         unit: Their name in the plural, such as `samples`.
+        bar: Whether it may be a bar on a terminal; of two works of which one is within the other, only one may.
 
     Yields:
         A function that advances by one unit and takes a note to show, or an empty one.
     """
-    show = _bar if sys.stderr.isatty() else _lines
+    # Workers of a flow show nothing: it counts the parts that they have done.
+    show = _bar if bar and sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO) else _lines
     with show(what, total, unit) as advance:
         yield advance
 
@@ -56,6 +58,9 @@ def _lines(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
         now = time.monotonic()
         if done == total or now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            LOGGER.info("%s: %d/%d %s, %.0f s%s", what, done, total, unit, now - started, f", {note}" if note else "")
+            told = [f"{now - started:.0f} s"]
+            if done < total:
+                told.append(f"about {(now - started) / done * (total - done):.0f} s left")
+            LOGGER.info("%s: %d/%d %s, %s", what, done, total, unit, ", ".join([*told, *([note] if note else [])]))
 
     yield advance

@@ -23,6 +23,7 @@ from storage.home import Home, exclusive
 from storage.lineage import module_digests, stage_key
 from tasks.purpose import current_purpose
 from tasks.wholeness import find_damaged
+from tasks.worker import keep_to_flow
 
 # Modules of a stage that decide how it is run, shown and remembered, but not what comes out.
 _CHANGES_NO_RESULT = frozenset(
@@ -36,10 +37,16 @@ _CHANGES_NO_RESULT = frozenset(
         "tasks.purpose",
         "tasks.references",
         "tasks.stage",
+        "tasks.worker",
     }
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def code_of(part: Callable[..., Any]) -> str:
+    """Fingerprint of the code that a task runs, as this process has loaded it."""
+    return digest_json(loaded_code(part.__module__))
 
 
 def stage_task(name: str) -> Callable[[F], F]:
@@ -155,8 +162,10 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, 
         note_skip: Whether finding the result again is worth a row.
 
     Raises:
+        InputError: If this is a worker of a flow that runs other code.
         Exception: Whatever the body raises, after the failure is recorded.
     """
+    keep_to_flow(stage.code)
     with exclusive(home, stage.key[:32]):
         return _run_alone(home, stage, body, note_skip=note_skip)
 

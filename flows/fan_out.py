@@ -1,0 +1,124 @@
+"""Running the independent parts of a stage: one after the other in this process, or at once on what is engaged.
+
+References travel, tensors do not. Which machines and processes there are is the business of `flows.runners`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from prefect.futures import PrefectFuture
+from prefect.utilities.callables import get_call_parameters
+
+from flows.runners import Engine, current_engine, restart_engine
+from kvpolicy.errors import InputError, first_line
+from tasks.progress import LOGGER, progress
+from tasks.stage import code_of
+from tasks.worker import sending
+
+_MOST_LOSSES = 3
+_SENT_PER_SLOT = 2  # the server need not know of thousands that wait, and no worker waits for the next
+
+
+def run_parts(what: str, parts: Sequence["partial[Any]"]) -> list[Any]:
+    """Run the parts of a stage and return what they return, in their order.
+
+    After a failure no further part is begun, but those that run are waited for: what they finish is not done again.
+
+    Args:
+        what: The work, for the progress that is shown.
+        parts: Calls of tasks.
+
+    Raises:
+        InputError: If workers are lost again and again, or run other code than this process.
+        Exception: What the first part that failed has raised.
+    """
+    engine = current_engine() if parts else None
+    if engine is not None:
+        return _Sending(engine, parts).run(what)
+    results = []
+    with progress(what, len(parts), "parts", bar=False) if len(parts) > 1 else nullcontext(lambda _: None) as advance:
+        for part in parts:
+            results.append(part())
+            advance("")
+    return results
+
+
+class _Sending:
+    """Parts on their way through an engine: waiting, sent, or done."""
+
+    def __init__(self, engine: Engine, parts: Sequence["partial[Any]"]) -> None:
+        self._engine, self._parts = engine, parts
+        self._waiting = deque(range(len(parts)))
+        self._sent: dict[int, PrefectFuture[Any]] = {}
+        self._ended: SimpleQueue[int] = SimpleQueue()
+        self._results: dict[int, Any] = {}
+        self._failures: dict[int, Exception] = {}
+        self._losses = 0
+
+    def run(self, what: str) -> list[Any]:
+        """Send all parts and gather what they return."""
+        with progress(what, len(self._parts), "parts") as advance:
+            while self._sent or (self._waiting and not self._failures):
+                lost = self._gather(advance)
+                if lost is not None:
+                    self._renew(lost)
+        if self._failures:
+            raise self._failures[min(self._failures)]
+        return [self._results[index] for index in range(len(self._parts))]
+
+    def _gather(self, advance: Any) -> Exception | None:
+        """Keep the engine busy until there is nothing left to send or wait for, or until it has lost a worker."""
+        lost: Exception | None = None
+        while self._sent or (self._waiting and not self._failures and lost is None):
+            while (
+                self._waiting
+                and not self._failures
+                and lost is None
+                and len(self._sent) < _SENT_PER_SLOT * self._engine.num_slots
+            ):
+                self._send(self._waiting.popleft())
+            index = self._ended.get()
+            try:
+                self._results[index] = self._sent.pop(index).result()
+            except self._engine.lost_worker as error:
+                lost = error
+                self._waiting.appendleft(index)
+            except Exception as error:
+                self._failures[index] = error
+            else:
+                self._losses = 0
+                running = min(len(self._sent), self._engine.num_slots)
+                advance(f"{running} running, {len(self._failures)} failed")
+        return lost
+
+    def _send(self, index: int) -> None:
+        part = self._parts[index]
+        parameters = get_call_parameters(part.func.fn, part.args, part.keywords)
+        with sending(code_of(part.func), torch.get_num_threads()), self._engine.asking():
+            future = self._engine.task_runner.submit(part.func, parameters)
+        self._sent[index] = future
+        future.add_done_callback(lambda _: self._ended.put(index))
+
+    def _renew(self, lost: Exception) -> None:
+        """Start the engine anew after it has lost a worker.
+
+        Raises:
+            InputError: If that does not help, or the engine has tried itself.
+        """
+        self._losses += 1
+        reason = f"{type(lost).__name__}: {first_line(lost)}"
+        if self._engine.heals or self._losses > _MOST_LOSSES:
+            raise InputError(
+                f"runner {self._engine.name} lost workers again and again ({reason}): see whether they run out of "
+                "memory, then run the same command again, which goes on where this one ended"
+            ) from lost
+        LOGGER.warning("a worker died (%s); %d parts are left and go on", reason, len(self._waiting))
+        restart_engine()
+        engine = current_engine()
+        assert engine is not None, "an engine that was engaged still is"
+        self._engine = engine

@@ -1,0 +1,292 @@
+"""Runners: a name becomes one of Prefect's task runners, checked before anything is made and started when first needed.
+
+The one place that knows Ray, Dask and pools of processes. What runs on them is the business of `flows.fan_out`.
+"""
+
+import functools
+import importlib.util
+import logging
+import multiprocessing
+import os
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from flows.options import Runner
+from kvpolicy.errors import InputError
+
+if TYPE_CHECKING:
+    from prefect.task_runners import TaskRunner
+
+_NEEDS = {"ray": ("ray", "prefect_ray"), "dask": ("distributed", "prefect_dask")}
+_ADDRESS_VARIABLE = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}
+_ANSWER_TIMEOUT_S = 5.0
+_LOOPBACK = "127.0.0.1"
+# What libraries read when they load; workers on other machines do not inherit it.
+_PASSED_ON = ("OMP_", "HF_", "KVP_", "TOKENIZERS_", "TQDM_", "TRANSFORMERS_", "PREFECT_LOGGING_", "CUBLAS_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A started task runner.
+
+    Attributes:
+        name: Of the runner.
+        task_runner: Prefect's.
+        num_slots: Parts that run at once.
+        lost_worker: Errors that say that a worker died, not that a part failed.
+        heals: Whether the engine gets a new worker by itself, and has tried the part again before it tells of a loss.
+        asking: Entered around every submission: what the engine is asked to give the part.
+    """
+
+    name: str
+    task_runner: "TaskRunner[Any]"
+    num_slots: int
+    lost_worker: tuple[type[Exception], ...]
+    heals: bool
+    asking: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@dataclass(kw_only=True)
+class _Engagement:
+    """A runner that flows may use; its engine starts with the first part, as often there is none to run."""
+
+    runner: Runner
+    stack: ExitStack = field(default_factory=ExitStack)
+    engine: Engine | None = None
+
+
+_ENGAGED: ContextVar[_Engagement | None] = ContextVar("engaged", default=None)
+
+
+def check_runner(runner: Runner) -> None:
+    """Refuse a runner that cannot work here. Imports nothing heavy.
+
+    Raises:
+        InputError: If its engine is not installed, or nobody answers at its address.
+    """
+    missing = [name for name in _NEEDS.get(runner.name, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"runner {runner.name} needs {' and '.join(missing)}: install with `pip install 'kvpolicy[{runner.name}]'`"
+        )
+    address = _address_of(runner)
+    if address is not None:
+        host, port = _host_and_port(runner, address)
+        try:
+            socket.create_connection((host, port), timeout=_ANSWER_TIMEOUT_S).close()
+        except OSError as error:
+            raise _nobody(runner, address, error.strerror or str(error)) from error
+
+
+@contextmanager
+def engaged(runner: Runner) -> Iterator[None]:
+    """Let the flows that the block runs use a runner; one that is engaged already, by the flow around, is kept.
+
+    Raises:
+        InputError: As `check_runner`.
+    """
+    if runner.name == "local" or _ENGAGED.get() is not None:
+        yield
+        return
+    check_runner(runner)
+    engagement = _Engagement(runner=runner)
+    token = _ENGAGED.set(engagement)
+    try:
+        with engagement.stack:
+            yield
+    finally:
+        _ENGAGED.reset(token)
+
+
+def current_engine() -> Engine | None:
+    """The engine of the runner that is engaged, started if it is not yet; None if parts run in this process.
+
+    Raises:
+        InputError: If it does not start.
+    """
+    engagement = _ENGAGED.get()
+    if engagement is None:
+        return None
+    if engagement.engine is None:
+        engagement.engine = _start(engagement.runner, engagement.stack)
+    return engagement.engine
+
+
+def restart_engine() -> None:
+    """End the engine that is engaged; the next part starts another one."""
+    engagement = _ENGAGED.get()
+    if engagement is not None:
+        engagement.engine = None
+        engagement.stack.close()
+
+
+def _start(runner: Runner, stack: ExitStack) -> Engine:
+    import torch
+
+    threads = torch.get_num_threads()
+    stack.enter_context(_variables(OMP_NUM_THREADS=str(threads), TQDM_DISABLE="1", TRANSFORMERS_VERBOSITY="error"))
+    start = {"processes": _start_processes, "ray": _start_ray, "dask": _start_dask}[runner.name]
+    return start(runner, stack, threads)
+
+
+def _start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
+    from concurrent.futures.process import BrokenProcessPool
+
+    from prefect.task_runners import ProcessPoolTaskRunner
+
+    num_workers = _workers_here(runner, threads)
+    pool = ProcessPoolTaskRunner(max_workers=num_workers, initializer=_end_with_parent)
+    return Engine(
+        name=runner.name,
+        task_runner=stack.enter_context(pool),
+        num_slots=num_workers,
+        lost_worker=(BrokenProcessPool,),
+        heals=False,
+    )
+
+
+def _start_ray(runner: Runner, stack: ExitStack, threads: int) -> Engine:
+    address = _address_of(runner)
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.CRITICAL,
+        "runtime_env": {"env_vars": _passed_on()},
+    }
+    variables = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address is None:
+        options |= {"num_cpus": _workers_here(runner, threads) * threads, "include_dashboard": False}
+        variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that, on any system, it listens on loopback only
+    stack.enter_context(_variables(**variables))
+    import ray
+    from prefect_ray import RayTaskRunner
+    from prefect_ray.context import remote_options
+
+    with _refusing(runner, address), warnings.catch_warnings():
+        # Lance warns of every fork; Ray's becomes another program at once.
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        task_runner = stack.enter_context(RayTaskRunner(address=address, init_kwargs=options))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # A model takes a GPU of its own: how much its caches will grow is not known before they do.
+    needs = {"CPU": max(1, min(threads, int(max(node.get("CPU", 0) for node in nodes))))}
+    if any("GPU" in node for node in nodes):
+        needs["GPU"] = 1
+    slots = sum(min(int(node.get(kind, 0) // count) for kind, count in needs.items()) for node in nodes)
+    return Engine(
+        name=runner.name,
+        task_runner=task_runner,
+        num_slots=max(1, slots),
+        lost_worker=(ray.exceptions.RayError,),
+        heals=True,
+        asking=functools.partial(remote_options, num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0)),
+    )
+
+
+def _start_dask(runner: Runner, stack: ExitStack, threads: int) -> Engine:
+    import distributed
+    from prefect_dask import DaskTaskRunner
+
+    address = _address_of(runner)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    if address is None:
+        started_here = {
+            "n_workers": _workers_here(runner, threads),
+            "threads_per_worker": 1,
+            "host": _LOOPBACK,
+            "dashboard_address": None,
+            "silence_logs": logging.CRITICAL,
+            "env": _passed_on(),
+        }
+        made = DaskTaskRunner(cluster_kwargs=started_here)
+    else:
+        made = DaskTaskRunner(address=address, client_kwargs={"timeout": _ANSWER_TIMEOUT_S})
+    with _refusing(runner, address):
+        task_runner = stack.enter_context(made)
+        threads_of_workers = task_runner.client.nthreads().values()
+    if max(threads_of_workers, default=1) > 1:
+        raise InputError(
+            f"workers of the Dask cluster at {address} run several parts in one process, and a model serves one at a "
+            "time: start them with --nthreads 1"
+        )
+    return Engine(
+        name=runner.name,
+        task_runner=task_runner,
+        num_slots=max(1, len(threads_of_workers)),
+        lost_worker=(distributed.KilledWorker, distributed.CancelledError),
+        heals=True,
+    )
+
+
+def _workers_here(runner: Runner, threads: int) -> int:
+    return runner.num_workers or max(2, len(os.sched_getaffinity(0)) // threads)
+
+
+def _address_of(runner: Runner) -> str | None:
+    return runner.address or os.environ.get(_ADDRESS_VARIABLE.get(runner.name, "")) or None
+
+
+def _host_and_port(runner: Runner, address: str) -> tuple[str, int]:
+    """Where a cluster listens, of `host:port` or a URL.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    try:
+        parts = urlsplit(address if "://" in address else f"tcp://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise InputError(f"address of the runner {runner.name} is {address!r}, expected host:port")
+    return host, port
+
+
+@contextmanager
+def _refusing(runner: Runner, address: str | None) -> Iterator[None]:
+    """Say in one line that an engine does not start; libraries raise whatever they like."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if address is not None:
+            raise _nobody(runner, address, reason) from error
+        raise InputError(f"runner {runner.name} does not start here ({reason}): use --runner processes") from error
+
+
+def _nobody(runner: Runner, address: str, reason: str) -> InputError:
+    return InputError(
+        f"no {runner.name.capitalize()} cluster answers at {address} ({reason}): start it, or leave the address and "
+        f"{_ADDRESS_VARIABLE[runner.name]} out to run on this machine"
+    )
+
+
+def _passed_on() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+
+
+@contextmanager
+def _variables(**values: str) -> Iterator[None]:
+    """Set variables that processes inherit which are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _end_with_parent() -> None:
+    """Let a worker end with the process that started it, however that ends: nobody else would end it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
