@@ -130,8 +130,8 @@ def require_database() -> None:
     Raises:
         StorageError: If it cannot.
     """
-    url = next((os.environ[name] for name in _DATABASE_VARIABLES if os.environ.get(name)), "")
-    if url.startswith("postgresql"):
+    url = next((os.environ[name] for name in _DATABASE_VARIABLES if os.environ.get(name)), "sqlite")
+    if not url.startswith("sqlite"):
         from storage.database import require_postgresql
 
         require_postgresql(url)
@@ -171,7 +171,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.1)
     raise StorageError(
         f"Prefect's own server did not start ({last_error(log)}), {log} says why: "
-        "move that folder away, or name a running server with PREFECT_API_URL"
+        "move away the folder or mend the database that has its state, or name a running server with PREFECT_API_URL"
     )
 
 

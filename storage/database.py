@@ -42,17 +42,20 @@ def require_postgresql(uri: str) -> None:
         raise StorageError(f"the database {shown} {why}: name another one, or a user who may write")
 
 
-def require_without_password(uri: str) -> None:
-    """Refuse a URI that would put a password where it is kept and shown.
+def database_of_mlflow(uri: str) -> str:
+    """Return a URI as MLflow is to have it: with the driver that is installed, and without a password.
+
+    SQLAlchemy 2.1 takes another driver for postgresql:// than the releases before did, so the driver is named.
 
     Raises:
-        StorageError: if there is one in it.
+        StorageError: if it is no URI of PostgreSQL, or has a password, which would be noted and shown with it.
     """
     if without_password(uri) != uri:
         raise StorageError(
             f"the database {without_password(uri)} is noted in the home, and its password must not be: "
             "put that into ~/.pgpass or PGPASSWORD"
         )
+    return _plain(uri).replace("postgresql://", "postgresql+psycopg2://", 1)
 
 
 def without_password(uri: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.database import database_of_mlflow, require_postgresql
 from storage.errors import StorageError
 
 FORMAT_VERSION = 3
@@ -57,6 +58,8 @@ class Home:
             from storage.places import Place
 
             traces = Place.at(traces).url
+        if mlflow is not None:
+            mlflow = database_of_mlflow(mlflow)
         if folder.exists() and not folder.is_dir():
             raise StorageError(f"home {folder} is not a folder: move that file or choose another --home")
         if not marker.exists():
@@ -65,7 +68,7 @@ class Home:
             if traces is not None:
                 _make_store(traces)  # a place that cannot be used must not be a home's for good
             if mlflow is not None:
-                _require_database(mlflow)
+                require_postgresql(mlflow)
             _create(folder, marker, {"traces": traces, "mlflow": mlflow})
         content = _read(folder, marker)
         opened = cls(path=folder, traces_place=content.get("traces"), mlflow_place=content.get("mlflow"))
@@ -191,13 +194,6 @@ def _make_store(traces: str) -> None:
     from storage.trace_layout import make_manifest
 
     make_manifest(Place.at(traces))
-
-
-def _require_database(uri: str) -> None:
-    from storage.database import require_postgresql, require_without_password
-
-    require_without_password(uri)
-    require_postgresql(uri)
 
 
 def _create(folder: Path, marker: Path, places: Mapping[str, str | None]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from outcomes import assert_refused
-from processes import environment, last_line, run_command, start_process, stop_process, tail
+from processes import environment, last_line, run_command, start_process, tail
 
 from flows import service_process
 from flows.recovery import MARK, prefect_client, recover
@@ -210,7 +210,8 @@ def test_services_live_until_they_are_ended_whatever_dies(running, stranger, tmp
     deadline = time.monotonic() + 120
     while not _answer(running, "status")["flow_runs"]:
         assert command.poll() is None and time.monotonic() < deadline, tail(log)
-    stop_process(command, timeout_s=0)
+    command.kill()
+    command.wait()
     (orphan,) = _answer(running, "status")["orphans"]
     assert orphan["state"] == "Running"
     recovered = _answer(running, "status", "--recover")
