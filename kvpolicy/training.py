@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -128,6 +128,10 @@ class TraceBatch:
     positions: Int[Tensor, "sequence token"]
     mask: Bool[Tensor, "sequence token"]
 
+    def of_heads(self, heads: slice) -> "TraceBatch":
+        """The same sequences for some heads alone, as views."""
+        return replace(self, keys=self.keys[heads], values=self.values[heads], importance=self.importance[heads])
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
@@ -139,6 +143,7 @@ class StepRecord:
         train_s: Seconds of all steps so far, with the wait for their batches and without held-out measurements.
         gradient_norm: Mean over heads, before clipping.
         learning_rate: That the step used.
+        heads_at_once: Heads whose activations were in memory together: all, until the device had no room for them.
         heldout_cost: Normalised eviction cost of each head on held-out traces, where this step measured it.
     """
 
@@ -147,6 +152,7 @@ class StepRecord:
     train_s: float
     gradient_norm: float
     learning_rate: float
+    heads_at_once: int
     heldout_cost: Float[Tensor, "head"] | None
 
 
@@ -163,6 +169,9 @@ def train_agents(
 ) -> tuple[BatchedAgents, Float[Tensor, "head"]]:
     """Train one agent per head.
 
+    A step for which the device has no memory is taken again with half of the heads at a time. As heads are
+    independent that changes nothing but rounding, and the draws of `rloo` and `pairwise`.
+
     Args:
         batches: At least `config.num_steps` batches.
         config: How to train.
@@ -177,28 +186,27 @@ def train_agents(
         The agents (averaged weights) and the normalised eviction cost of each head on the held-out traces.
 
     Raises:
-        InputError: If the batches end early, or scores or a loss are not finite.
+        InputError: If the batches end early, scores or a loss are not finite, or one head alone is too much for the
+            device's memory.
     """
     weight_seed, noise_seed = spawn_seeds(seed, 2)
     generator = torch.Generator().manual_seed(weight_seed)
     agents = BatchedAgents(config.agent, num_heads=num_heads, head_dim=head_dim, generator=generator).to(device)
-    objective = make_objective(
-        config.objective,
-        num_rankings=config.num_rankings,
-        generator=torch.Generator(device=device).manual_seed(noise_seed),
-    )
+    noise = torch.Generator(device=device).manual_seed(noise_seed)
+    objective = make_objective(config.objective, num_rankings=config.num_rankings, generator=noise)
     source = iter(batches)
     if config.agent.standardise:
         source = _fit_inputs(agents, source)
     averaged = copy.deepcopy(agents).requires_grad_(False)
     optimizer = torch.optim.AdamW(agents.parameters(), weight_decay=config.weight_decay, fused=True)
-    cost, train_s = torch.full((num_heads,), torch.nan), 0.0
+    cost, train_s, at_once = torch.full((num_heads,), torch.nan), 0.0, num_heads
     for step in range(1, config.num_steps + 1):
         started = time.perf_counter()
         batch = next(source, None)
         if batch is None:
             raise InputError(f"train: the batches ended after {step - 1} of {config.num_steps} steps")
-        loss, gradient_norm = _step(agents, optimizer, objective, batch, config=config, step=step)
+        loss, at_once = _backward(agents, objective, batch, at_once=at_once, noise=noise, step=step)
+        gradient_norm = _step(agents, optimizer, config=config, step=step)
         _average(averaged, agents, config.ema_decay_at(step))
         train_s += time.perf_counter() - started
         measured = step % config.heldout_every_steps == 0 or step == config.num_steps
@@ -211,6 +219,7 @@ def train_agents(
                 train_s=train_s,
                 gradient_norm=gradient_norm,
                 learning_rate=config.learning_rate_at(step),
+                heads_at_once=at_once,
                 heldout_cost=cost if measured else None,
             )
         )
@@ -232,8 +241,10 @@ def heldout_cost(agents: BatchedAgents, batches: Iterable[TraceBatch]) -> Float[
     return totals / num_sequences
 
 
-def _scores(agents: BatchedAgents, batch: TraceBatch) -> Float[Tensor, "head sequence token"]:
-    flat = agents(batch.keys.flatten(1, 2), batch.values.flatten(1, 2), batch.positions.flatten()[None])
+def _scores(
+    agents: BatchedAgents, batch: TraceBatch, heads: slice = slice(None)
+) -> Float[Tensor, "head sequence token"]:
+    flat = agents(batch.keys.flatten(1, 2), batch.values.flatten(1, 2), batch.positions.flatten()[None], heads=heads)
     scores: Tensor = flat.unflatten(1, batch.mask.shape)
     return scores
 
@@ -247,30 +258,51 @@ def _fit_inputs(agents: BatchedAgents, source: Iterator[TraceBatch]) -> Iterator
     return chain([first], source)
 
 
-def _step(
-    agents: BatchedAgents,
-    optimizer: torch.optim.Optimizer,
-    objective: Objective,
-    batch: TraceBatch,
-    *,
-    config: TrainConfig,
-    step: int,
-) -> tuple[float, float]:
-    """One step of the optimiser; returns the loss and the gradient's norm, each the mean over heads."""
-    for parameters in optimizer.param_groups:
-        parameters["lr"] = config.learning_rate_at(step)
-    scores = _scores(agents, batch)
+def _backward(
+    agents: BatchedAgents, objective: Objective, batch: TraceBatch, *, at_once: int, noise: torch.Generator, step: int
+) -> tuple[float, int]:
+    """Add up the gradients of all heads; returns the loss, mean over heads, and how many fitted in memory at once."""
+    before = noise.get_state()
+    while True:
+        try:
+            blocks = (slice(first, first + at_once) for first in range(0, agents.num_heads, at_once))
+            losses = [_backward_block(agents, objective, batch, heads, step) for heads in blocks]
+            return float(torch.cat(losses).mean()), at_once
+        except torch.OutOfMemoryError as error:
+            if at_once == 1:
+                raise InputError(
+                    f"train: a step of one head does not fit in the device's memory ({batch.mask.numel()} tokens): "
+                    "lower batch_sequences, or shorten the prompts"
+                ) from error
+        agents.zero_grad()
+        noise.set_state(before)
+        torch.cuda.empty_cache()  # does nothing where there is no GPU
+        at_once = (at_once + 1) // 2
+
+
+def _backward_block(
+    agents: BatchedAgents, objective: Objective, batch: TraceBatch, heads: slice, step: int
+) -> Float[Tensor, "some"]:
+    """Add up the gradients of some heads; returns the loss of each."""
+    part = batch.of_heads(heads)
+    scores = _scores(agents, part, heads)
     if not bool(scores.isfinite().all()):
         raise InputError(f"train: scores are not finite at step {step}; lower the learning rate, or check the traces")
-    loss = objective(scores, batch.importance, batch.mask.expand(scores.shape)).mean(dim=1)  # over a head's sequences
-    mean_loss = float(loss.detach().mean())
-    if not math.isfinite(mean_loss):
-        raise InputError(f"train: the loss is {mean_loss} at step {step}; lower the learning rate")
+    loss = objective(scores, part.importance, batch.mask.expand(scores.shape)).mean(dim=1)  # over a head's sequences
+    if not bool(loss.isfinite().all()):
+        raise InputError(f"train: the loss is {float(loss.mean())} at step {step}; lower the learning rate")
     loss.sum().backward()  # type: ignore[no-untyped-call]  # torch declares no types here
+    return loss.detach()
+
+
+def _step(agents: BatchedAgents, optimizer: torch.optim.Optimizer, *, config: TrainConfig, step: int) -> float:
+    """Use the gradients for one step of the optimiser; returns their norm, the mean over heads."""
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = config.learning_rate_at(step)
     norms = clip_by_head(agents, config.max_gradient_norm)
     optimizer.step()
     optimizer.zero_grad()
-    return mean_loss, float(norms.mean())
+    return float(norms.mean())
 
 
 def clip_by_head(agents: BatchedAgents, max_norm: float) -> Float[Tensor, "head"]:

@@ -88,8 +88,11 @@ def _train_group(
 
         def on_step(record: StepRecord) -> None:
             records.append(record)
-            cost = record.heldout_cost
-            advance(f"loss {record.loss:.3f}" + ("" if cost is None else f", held-out cost {cost.mean():.3f}"))
+            cost, num_heads = record.heldout_cost, heads[1] - heads[0]
+            said = [f"loss {record.loss:.3f}"]
+            said += [] if cost is None else [f"held-out cost {cost.mean():.3f}"]
+            said += [f"{record.heads_at_once} heads at once for want of memory"] * (record.heads_at_once < num_heads)
+            advance(", ".join(said))
 
         agents, cost = train_agents(
             batches,

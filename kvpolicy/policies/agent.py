@@ -139,6 +139,8 @@ class BatchedAgents(nn.Module):
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
         positions: Int[Tensor, "shared token"],
+        *,
+        heads: slice = slice(None),
     ) -> Float[Tensor, "head token"]:
         """Score every cached token of every head; higher is kept longer.
 
@@ -146,6 +148,7 @@ class BatchedAgents(nn.Module):
             keys: Post-RoPE keys.
             values: Values of the same entries.
             positions: Original positions: one row for all heads, or one for each.
+            heads: The heads that these are of; all by default.
 
         Raises:
             InputError: If a position is past the end of a learned table.
@@ -157,14 +160,14 @@ class BatchedAgents(nn.Module):
             features = _normalise(continuous_position_features(positions, self.config.position_dim).to(keys.dtype))
         size = _heads_per_block(keys, self.config.width)
         scores = []
-        for first, weights in zip(range(0, self.num_heads, size), self._blocks(size), strict=True):
-            heads = slice(first, first + size)
-            own = slice(None) if shared else heads
+        for first, weights in zip(range(0, keys.shape[0], size), self._blocks(heads, size), strict=True):
+            block = slice(first, first + size)
+            own = slice(None) if shared else block
             if features is None:
                 position = _normalise(_rows(weights["position_table"], positions[own]).to(keys.dtype))
             else:
                 position = features[own]
-            scores.append(_score(weights, keys[heads], values[heads], position))
+            scores.append(_score(weights, keys[block], values[block], position))
         return torch.cat(scores)
 
     @torch.no_grad()
@@ -175,11 +178,11 @@ class BatchedAgents(nn.Module):
             deviation = entries.std(dim=1, keepdim=True, correction=0)
             self.get_buffer(f"{name}_scale").copy_(1 / deviation.clamp_min(_SMALLEST_DEVIATION))
 
-    def _blocks(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """Weights of consecutive blocks of heads."""
+    def _blocks(self, heads: slice, size: int) -> Iterator[dict[str, Tensor]]:
+        """Weights of consecutive blocks of some heads."""
         weights = dict(self.named_parameters()) | dict(self.named_buffers())
         # One split, and not a slice a block: the gradient of a slice is as large as the whole.
-        for parts in zip(*(torch.split(tensor, size) for tensor in weights.values()), strict=True):
+        for parts in zip(*(torch.split(tensor[heads], size) for tensor in weights.values()), strict=True):
             yield dict(zip(weights, parts, strict=True))
 
     def _check_positions(self, positions: Tensor) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvpolicy.objectives.cost import normalised_cost
-from kvpolicy.objectives.registry import OBJECTIVES
+from kvpolicy.objectives.registry import OBJECTIVES, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
 from kvpolicy.training import TraceBatch, TrainConfig, clip_by_head, heldout_cost, train_agents
@@ -217,6 +217,53 @@ def test_twenty_steps_of_every_objective_lower_the_heldout_cost(objective):
     _, cost, records = _train(_config(objective=objective))
     assert (cost < 0.75 * untrained).all(), (cost, untrained)
     assert all(math.isfinite(record.loss) for record in records)
+
+
+class _Device:
+    """A device without memory for more than some heads at once, as an objective sees it."""
+
+    def __init__(self, most_heads):
+        self.most_heads, self.seen = most_heads, []
+
+    def __call__(self, name, **options):
+        objective = make_objective(name, **options)
+
+        def run(scores, importance, mask):
+            self.seen.append(len(scores))
+            if len(scores) > self.most_heads:
+                raise torch.OutOfMemoryError("no memory left on the device")
+            return objective(scores, importance, mask)
+
+        return run
+
+
+@pytest.mark.parametrize("most_heads", [1, 2, NUM_HEADS])
+def test_without_memory_for_all_heads_fewer_at_a_time_give_the_same(most_heads, monkeypatch):
+    config = _config(num_steps=5)
+    whole, cost, records = _train(config)
+    device = _Device(most_heads)
+    monkeypatch.setattr("kvpolicy.training.make_objective", device)
+    parts, same_cost, same_records = _train(config)
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], tensor, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(same_cost, cost, atol=1e-3, rtol=1e-3)
+    at_once = {record.heads_at_once for record in same_records}
+    assert at_once == {most_heads}
+    assert [record.loss for record in same_records] == pytest.approx([record.loss for record in records], rel=1e-4)
+    assert sum(count > most_heads for count in device.seen) == {3: 0, 2: 1, 1: 2}[most_heads]  # tried once each
+
+
+def test_draws_of_a_step_that_is_taken_again_are_its_own(monkeypatch):
+    config = _config(num_steps=3, objective="rloo")
+    monkeypatch.setattr("kvpolicy.training.make_objective", _Device(2))
+    (first, _, _), (second, _, _) = _train(config), _train(config)
+    assert torch.equal(first.hidden1_weight, second.hidden1_weight)
+
+
+def test_no_memory_for_a_single_head_is_one_line(monkeypatch, fails_in_one_line):
+    monkeypatch.setattr("kvpolicy.training.make_objective", _Device(0))
+    message = fails_in_one_line(_train, _config(num_steps=1))
+    assert "does not fit in the device's memory" in message and "batch_sequences" in message
 
 
 def test_seconds_of_training_leave_measurements_out():
