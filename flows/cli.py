@@ -15,6 +15,7 @@ import typer
 from flows import (
     catalog_commands,
     lineage_commands,
+    promotion_commands,
     repeat_commands,
     report_commands,
     service_commands,
@@ -197,6 +198,8 @@ _add_pipeline_command(
 
 app.command()(repeat_commands.stale)
 app.command()(repeat_commands.rerun)
+app.command()(promotion_commands.promote)
+app.command()(promotion_commands.rollback)
 app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)

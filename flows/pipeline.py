@@ -15,7 +15,10 @@ from flows.fan_out import run_parts
 from flows.figures import draw_figures
 from flows.options import Choices, Preset, Runner
 from flows.plan import Plan, planned
+from flows.promotion import decide_after_evaluation
+from flows.run_artifact import leave_artifact
 from flows.stages import run_collection, run_evaluation, run_trainings
+from flows.summary import summarise
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from tasks.collect import snapshot_ref
@@ -119,19 +122,31 @@ def retrain(
     *,
     runner: Runner = HERE,
 ) -> dict[str, StageReport]:
-    """Collect, train and evaluate, one after the other; what is there already is not done again."""
+    """Collect, train and evaluate, one after the other, and decide whether the new policy set becomes champion.
+
+    What is there already is not done again.
+    """
     started = time.monotonic()
     options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices, "runner": runner}
     with planned(**options) as plan:  # open to the end, so that all stages run on the same workers
         prepared = StageReport(
             artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
         )
-        return {
+        reports = {
             "prepare": prepared,
             "collect": collect(**options),
             "train": train(**options),
             "evaluate": evaluate(**options),
         }
+        trained, judged = reports["train"], reports["evaluate"]
+        decide_after_evaluation(
+            plan,
+            challenger_id=trained.artifact_id,
+            evaluation_id=judged.artifact_id,
+            evaluation_run_id=judged.run_id,
+        )
+    leave_artifact(summarise(plan.home, reports))
+    return reports
 
 
 def _report(artifact_id: str, outcome: StageOutcome, started: float) -> StageReport:

@@ -63,6 +63,10 @@ def find_original(home: Home, any_id: str) -> Original:
         raise InputError(
             f"{row['run_id']} {_WHY_NOT[row['outcome']]} ({row['reason']}): only a completed run can be repeated"
         )
+    if row["stage"] == "promote":
+        raise InputError(
+            f"{row['run_id']} decided who is champion, which is not repeated: `kvp promote` does it by hand"
+        )
     known = catalog.completed_run(row)
     request_id = known.inputs.get("request")
     if request_id is None:

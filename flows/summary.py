@@ -4,14 +4,18 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dashboards.table import curve_table, stage_table
 from flows.figures import figure_folder
-from flows.pipeline import StageReport
 from flows.printing import console
+from flows.run_artifact import decision_line
 from storage.catalog import Catalog
 from storage.home import Home
+from storage.promotions import read_history
+
+if TYPE_CHECKING:
+    from flows.pipeline import StageReport
 
 _CURVE_COLUMNS = (
     "method",
@@ -40,12 +44,28 @@ _COMPARED = [
     "verdict",
     "n",
 ]
+_DECIDED = (
+    "decision",
+    "reason",
+    "challenger_id",
+    "champion_before_id",
+    "champion_id",
+    "setting",
+    "difference",
+    "ci_low",
+    "ci_high",
+    "worst_budget",
+    "worst_change",
+    "margin",
+    "n",
+    "run_id",
+)
 _CONTESTS = "run_id = '{run_id}' AND method = 'kvp' AND is_contest"
 # Close to another one that is printed, or about few samples: the report has them.
 _NOT_PRINTED = frozenset({"kl_answer", "accuracy_normalised", "missed_mass", "reward_correlation"})
 
 
-def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
+def summarise(home: Home, stages: Mapping[str, "StageReport"]) -> dict[str, Any]:
     """The document of `kvp run --json` (docs/json.md): everything that another program needs to go on."""
     catalog = Catalog(home)
     model = catalog.artifact(stages["prepare"].artifact_id)
@@ -54,6 +74,7 @@ def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
     heads = catalog.rows("heads", f"run_id = '{stages['train'].run_id}'", ["head", "head_name", "heldout_cost"])
     costs = {row["head_name"]: row["heldout_cost"] for row in sorted(heads, key=lambda row: row["head"])}
     curves = catalog.rows("curves", f"run_id = '{stages['evaluate'].run_id}'", list(_CURVE_COLUMNS))
+    decided = read_history(catalog, model.digest).decision_on(policy.artifact_id, evaluation.artifact_id)
     return {
         "home": str(home.path),
         "mlflow_tracking_uri": home.mlflow_tracking_uri,
@@ -65,6 +86,7 @@ def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
             name: {"seconds": round(report.seconds, 3), "skipped": report.skipped} for name, report in stages.items()
         },
         "heldout_cost": {"mean": sum(costs.values()) / len(costs), "by_head": costs},
+        "promotion": None if decided is None else {name: decided[name] for name in _DECIDED},
         "comparisons": catalog.rows("comparisons", _CONTESTS.format(run_id=stages["evaluate"].run_id), _COMPARED),
         "beats_all": evaluation.metadata["beats_all"],
         "figures": [str(path) for path in sorted(figure_folder(home, evaluation.artifact_id).glob("budget_curves.*"))],
@@ -87,13 +109,14 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         out.print("Nothing had changed: no stage was run again.")
     out.print(f"held-out eviction cost  {summary['heldout_cost']['mean']:.3f}, mean over heads; 1 is optimal")
     out.print(f"policy set              {summary['policy_set']['path']}")
+    out.print(f"decision                {decision_line(summary['promotion'], summary['policy_set']['id'])}")
     for figure in summary["figures"]:
         out.print(f"curves                  {figure}")
     out.print(f"MLflow                  {_program('mlflow')} ui --backend-store-uri {summary['mlflow_tracking_uri']}")
     out.print(f'catalog                 {_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"')
 
 
-def print_stage(home: Home, stage: StageReport) -> None:
+def print_stage(home: Home, stage: "StageReport") -> None:
     """What a single stage made or found, where it lies, and what shows it."""
     out = console()
     artifact = Catalog(home).artifact(stage.artifact_id)

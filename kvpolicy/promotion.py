@@ -1,14 +1,14 @@
 """Whether a newly trained policy set takes the place of the present one: the challenger against the champion.
 
-Both have ranked the same held-out examples at the same budgets. They are compared by fidelity, the KL divergence from the
-full cache in nats, as it resolves what a small model's answers cannot. Of each example the statistic is the mean over
-budgets of challenger minus champion; its mean over tasks has a paired bootstrap interval (`kvpolicy.statistics`) and is
-called better or worse by the rule that compares methods (`kvpolicy.comparisons`).
+Both have ranked the same held-out examples at the same budgets. They are compared by fidelity, the KL divergence from
+the full cache in nats, as it resolves what a small model's answers cannot. Of each example the statistic is the mean
+over budgets of challenger minus champion; its mean over tasks has a paired bootstrap interval (`kvpolicy.statistics`)
+and is called better or worse by the rule that compares methods (`kvpolicy.comparisons`).
 
 A better mean may hide a budget at which the challenger is worse, since small budgets have most of the KL. So at every
 budget the mean over tasks may be worse by a margin at most, relative to the champion's there. This is asked of the
-estimate, not of its interval: a budget that few examples make look bad keeps the champion, which is the side to err on.
-Where the champion's KL is below `LEAST_KL` the margin is relative to that: so much is left of no difference in bfloat16.
+estimate, not of its interval: a budget that few examples make look bad keeps the champion, the side to err on. Where
+the champion's KL is below `LEAST_KL` the margin is relative to that, as bfloat16 leaves so much of no difference.
 
 The interval is over examples alone. It says that this policy set is better than that one, not that its training is.
 """

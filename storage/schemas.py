@@ -216,6 +216,28 @@ SCORES = _table(
     _RUN_ID,
 )
 
+PROMOTIONS = _table(
+    "every decision on which policy set is the champion of its model, in the order in which they were made",
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("kind", _TEXT, "automatic, after an evaluation; manual; or rollback, to the champion before"),
+    _field("decision", _TEXT, "promoted, or kept: the champion stays"),
+    _field("challenger_id", _TEXT, "artifact of the policy set that was to become champion"),
+    _field("champion_before_id", _TEXT, "artifact of the champion until then; empty if there was none"),
+    _field("champion_id", _TEXT, "artifact of the champion from then on"),
+    _field("evaluation_id", _TEXT, "evaluation of the challenger that was decided on; empty if none was"),
+    _field("setting", _TEXT, "setting whose scores were compared; empty if none were"),
+    _field("difference", _FLOAT, "challenger minus champion in KL, mean over budgets and tasks", nullable=True),
+    _field("ci_low", _FLOAT, "lower end of its interval over samples, paired", nullable=True),
+    _field("ci_high", _FLOAT, "upper end of its interval over samples, paired", nullable=True),
+    _field("worst_budget", _INT, "budget at which the challenger is worst against the champion", nullable=True),
+    _field("worst_change", _FLOAT, "by how much it is worse there, as a share of the champion's KL", nullable=True),
+    _field("margin", _FLOAT, "share by which it may be worse at a budget", nullable=True),
+    _field("n", _INT, "samples that both were judged on", nullable=True),
+    _field("reason", _TEXT, "why it was decided so"),
+    _RUN_ID,
+    _CREATED_AT,
+)
+
 MODELS = _table(
     "models that were used",
     _field("model_id", _TEXT, "artifact of the model"),
@@ -253,6 +275,7 @@ TABLES: Mapping[str, pa.Schema] = {
     "comparisons": COMPARISONS,
     "findings": FINDINGS,
     "scores": SCORES,
+    "promotions": PROMOTIONS,
     "models": MODELS,
     "metrics": METRICS,
 }
@@ -273,5 +296,6 @@ INDEXED: Mapping[str, tuple[str, ...]] = {
     "comparisons": ("run_id",),
     "findings": ("run_id",),
     "scores": ("run_id",),
+    "promotions": ("run_id",),
     "metrics": ("run_id",),
 }

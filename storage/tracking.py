@@ -27,6 +27,7 @@ from storage.home import Home
 
 RUN_KEY_TAG = "kvp.run_key"
 POLICY_DIGEST_TAG = "kvp.policy_digest"
+POLICY_SET_TAG = "kvp.policy_set_id"
 CHAMPION = "champion"
 CHALLENGER = "challenger"
 _BATCH = 1000  # MLflow's limit of metrics a request
@@ -180,8 +181,8 @@ class Tracking:
         """Register a policy set as a version of a model and return the version.
 
         The same folder and run again give the same version, whatever its aliases are by then. The folder is copied to
-        the run's artifacts, and the version refers to that copy. A new version gets the alias "challenger", and
-        "champion" too if the model has none yet.
+        the run's artifacts, and the version refers to that copy. It has no alias until something is decided on it
+        (`move_alias`).
 
         Args:
             name: name of the registered model; what MLflow does not allow in one becomes a dash.
@@ -209,10 +210,49 @@ class Tracking:
                     tags={**tags, POLICY_DIGEST_TAG: digest},
                     description=description,
                 ).version
-                client.set_registered_model_alias(name, CHALLENGER, version)
-                if CHAMPION not in client.get_registered_model(name).aliases:
-                    client.set_registered_model_alias(name, CHAMPION, version)
         return str(version)
+
+    def move_alias(self, alias: str, policy_set_id: str) -> bool:
+        """Let an alias point at a policy set, and at no other of its model; returns whether it did not do so before.
+
+        Args:
+            alias: `CHAMPION` or `CHALLENGER`.
+            policy_set_id: the policy set, as the tag `POLICY_SET_TAG` of its version has it.
+
+        Raises:
+            StorageError: if no version is tagged so, or MLflow refuses it.
+        """
+        with _one_line_errors(f"cannot move the alias {alias!r} to {policy_set_id}"):
+            version = self._tagged_version(policy_set_id)
+            present = self._client.get_registered_model(version.name).aliases.get(alias)
+            if present is not None and int(present) == int(version.version):
+                return False
+            self._client.set_registered_model_alias(version.name, alias, version.version)
+            return True
+
+    def policy_with_alias(self, alias: str, *, beside: str) -> str:
+        """Return the policy set that an alias points at, of the model of another policy set; "" if it points nowhere.
+
+        Args:
+            alias: `CHAMPION` or `CHALLENGER`.
+            beside: the other policy set, as the tag `POLICY_SET_TAG` of its version has it.
+
+        Raises:
+            StorageError: if no version is tagged so, or MLflow refuses it.
+        """
+        with _one_line_errors(f"cannot look the alias {alias!r} up beside {beside}"):
+            name = self._tagged_version(beside).name
+            number = self._client.get_registered_model(name).aliases.get(alias)
+            if number is None:
+                return ""
+            return str(self._client.get_model_version(name, str(number)).tags.get(POLICY_SET_TAG, ""))
+
+    def _tagged_version(self, policy_set_id: str) -> Any:
+        """The newest version of a policy set: one that came of several trainings has several."""
+        found = self._client.search_model_versions(f"tags.`{POLICY_SET_TAG}` = '{policy_set_id}'")
+        if not found:
+            raise StorageError(f"{policy_set_id} is no version in MLflow's registry: `kvp train` registers it again")
+        return max(found, key=lambda version: int(version.version))
 
     def _find_version(self, name: str, run_id: str, digest: str) -> str | None:
         for version in self._client.search_model_versions(f"run_id = '{run_id}'"):

@@ -109,6 +109,16 @@ VIEWS: Mapping[str, View] = {
             ORDER BY model_digest, mean_heldout_cost
         """,
     ),
+    "champions": View(
+        description="the champion of each model, since when and why: the last decision that moved it",
+        query=f"""
+            SELECT champion_id, champion_before_id, kind, reason, created_at, model_digest, run_id
+            FROM promotions JOIN {PLACED} USING (run_id)
+            WHERE decision = 'promoted'
+            QUALIFY place = max(place) OVER (PARTITION BY model_digest)
+            ORDER BY model_digest
+        """,
+    ),
     "run_costs": View(
         description="seconds by stage, outcome and hardware: what was spent, and on failures",
         query="""

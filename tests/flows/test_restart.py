@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_where_it_was(kvp_here, server_environment, referen
     assert again.code == 0, f"{told}: {again.stderr}"
     assert policy_of_home(home) == reference.document["policy_set"]["id"], told
     assert points_of_home(home) == points_of_home(reference.home), told
-    for table in ("scores", "samples", "heads", "head_costs"):
+    for table in ("scores", "samples", "heads", "head_costs", "promotions"):
         assert len(catalog(home).rows(table)) == len(catalog(reference.home).rows(table)), (told, table)
     assert not list(home.glob("policies/.draft*")), told
     num_curves = len({row["mlflow_run_id"] for row in reference.document["curves"]})

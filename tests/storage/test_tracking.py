@@ -15,7 +15,7 @@ import pytest
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import CurveRun, DatasetRef, Tracking
+from storage.tracking import CHALLENGER, CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
 
 TIME = 1_700_000_000_000
 DIGEST = "d" * 64
@@ -140,15 +140,25 @@ def test_policies_are_versions_with_aliases(tracking: Tracking, client: Any, tmp
         (folder / "policy.safetensors").write_bytes(bytes([number]) * 64)
         (folder / "policy.json").write_text(json.dumps({"number": number}))
         arguments: dict[str, Any] = {"name": "kvp-model", "folder": folder, "run_id": run_id}
-        arguments |= {"tags": {"policy_set_id": f"policy_set-{number}"}, "description": "A *policy*."}
+        arguments |= {"tags": {POLICY_SET_TAG: f"policy_set-{number}"}, "description": "A *policy*."}
         versions.append(tracking.register_policy(**arguments))
         assert tracking.register_policy(**arguments) == versions[-1]
     assert versions == ["1", "2"]
-    assert client.get_model_version_by_alias("kvp-model", "champion").version in (1, "1")
+    assert client.get_registered_model("kvp-model").aliases == {}  # nothing was decided yet
+    assert tracking.policy_with_alias(CHAMPION, beside="policy_set-1") == ""
+    for is_new in (True, False):
+        assert tracking.move_alias(CHAMPION, "policy_set-0") is is_new
+        assert tracking.move_alias(CHALLENGER, "policy_set-1") is is_new
+    assert tracking.policy_with_alias(CHAMPION, beside="policy_set-1") == "policy_set-0"
     challenger = client.get_model_version_by_alias("kvp-model", "challenger")
     assert str(challenger.version) == "2"
-    assert challenger.tags["policy_set_id"] == "policy_set-1"
+    assert challenger.tags[POLICY_SET_TAG] == "policy_set-1"
     assert challenger.run_id == run_id
+    tracking.move_alias(CHAMPION, "policy_set-1")
+    aliases = {alias: int(version) for alias, version in client.get_registered_model("kvp-model").aliases.items()}
+    assert aliases == {"champion": 2, "challenger": 2}
+    with pytest.raises(StorageError, match="policy_set-9 is no version in MLflow's registry"):
+        tracking.move_alias(CHAMPION, "policy_set-9")
     with pytest.raises(StorageError, match="no folder at"):
         tracking.register_policy(name="x", folder=tmp_path / "none", run_id=run_id, tags={}, description="")
 

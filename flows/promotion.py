@@ -1,0 +1,70 @@
+"""Champion and challenger after an evaluation: the champion is judged on the same examples, then it is decided."""
+
+from functools import partial
+
+from flows.fan_out import run_parts
+from flows.plan import Plan
+from kvpolicy.comparisons import LEARNED
+from storage.catalog import Catalog
+from storage.promotions import read_history
+from tasks.evaluate import evaluate_shard
+from tasks.promote import (
+    champion_config,
+    decide_on_challenger,
+    deciding,
+    follow_decisions,
+    present_champion,
+    require_whole,
+)
+from tasks.references import ShardRef, TrainedRef
+from tasks.trained import trained_ref
+
+
+def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: str, evaluation_run_id: str) -> None:
+    """Decide whether the policy set of an evaluation becomes the champion of its model, once.
+
+    Nothing is decided where `kvp` was not judged, on the champion itself, and on what was decided before.
+
+    Args:
+        plan: Of the run that ends with the evaluation.
+        challenger_id: The policy set that it trained; of several seeds the first.
+        evaluation_id: The evaluation.
+        evaluation_run_id: The run that has its scores.
+
+    Raises:
+        InputError: If the champion is lost, or cannot judge these examples.
+    """
+    if LEARNED not in plan.config.evaluate.contenders:
+        return
+    home, model_digest, catalog = plan.home, plan.model.digest, Catalog(plan.home)
+    with deciding(home, model_digest):
+        champion_id = present_champion(home, model_digest, beside=challenger_id)
+        decided = read_history(catalog, model_digest).decision_on(challenger_id, evaluation_id)
+        if champion_id != challenger_id and decided is None:
+            champion = None
+            if champion_id:
+                require_whole(home, champion_id)
+                champion = trained_ref(home, champion_id)
+            decide_on_challenger(
+                home,
+                plan.model,
+                trained_ref(home, challenger_id),
+                evaluation_id=evaluation_id,
+                evaluation_run_id=evaluation_run_id,
+                champion=champion,
+                champion_shards=[] if champion is None else _judge(plan, champion),
+                config=plan.config.promote,
+                judged=plan.config.evaluate,
+                seed=plan.seed,
+            )
+        follow_decisions(home, read_history(catalog, model_digest))
+
+
+def _judge(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
+    """The champion on the examples of this plan; what it was judged on before is found again."""
+    config, prompts = champion_config(plan.config.evaluate), plan.test_prompts
+    parts = [
+        partial(evaluate_shard, plan.home, plan.model, [champion], prompts, config, first=first, seed=plan.seed)
+        for first in range(0, prompts.num_samples, config.examples_per_shard)
+    ]
+    return [shard for shard, _ in run_parts("evaluate", parts)]

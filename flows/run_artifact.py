@@ -1,0 +1,70 @@
+"""What a run of the pipeline leaves in Prefect: one page of Markdown with curves, links and the decision."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+
+_SHOWN_METRIC, _MEAN_TASK = "kl", "mean"
+
+
+def leave_artifact(summary: Mapping[str, Any]) -> None:
+    """Leave the page with the flow run around this call; pages of one model are versions of one artifact."""
+    create_markdown_artifact(
+        markdown=run_markdown(summary),
+        key=f"retrain-{summary['model']['digest'][:8]}",
+        description=f"Budget curves of {summary['model']['name']}, and who is champion",
+    )
+
+
+def run_markdown(summary: Mapping[str, Any]) -> str:
+    """The page of a run.
+
+    Args:
+        summary: As of `flows.summary.summarise`.
+    """
+    evaluation = summary["evaluation"]["id"]
+    lines = [f"# {summary['model']['name']}", ""]
+    lines += [f"**Decision**: {decision_line(summary['promotion'], summary['policy_set']['id'])}", ""]
+    panels = dict.fromkeys((row["benchmark"], row["setting"]) for row in summary["curves"])
+    for benchmark, setting in panels:
+        lines += _curves(summary["curves"], benchmark, setting)
+    lines += [
+        f"- policy set `{summary['policy_set']['id']}` in `{summary['policy_set']['path']}`",
+        f"- evaluation `{evaluation}`: `kvp report {evaluation} --home {summary['home']}`",
+        f"- MLflow: `mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}`",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def decision_line(promotion: Mapping[str, Any] | None, policy_set_id: str) -> str:
+    """What was decided on a policy set, in one line.
+
+    Args:
+        promotion: Row of the catalog's table `promotions`; None where nothing was to decide.
+        policy_set_id: The policy set.
+    """
+    if promotion is None:
+        return f"none on {policy_set_id}: it is the champion already, or kvp was not judged"
+    if promotion["decision"] == "promoted":
+        return f"{policy_set_id} became champion: {promotion['reason']}"
+    return f"{promotion['champion_id']} stays champion, not {policy_set_id}: {promotion['reason']}"
+
+
+def _curves(rows: list[Mapping[str, Any]], benchmark: str, setting: str) -> Iterator[str]:
+    """A table of methods by budgets: the mean over tasks and seeds of the KL divergence."""
+    values: dict[str, dict[int, list[float]]] = {}
+    wanted = (benchmark, setting, _SHOWN_METRIC, _MEAN_TASK)
+    for row in rows:
+        if (row["benchmark"], row["setting"], row["metric"], row["task"]) == wanted:
+            values.setdefault(row["method"], {}).setdefault(row["budget"], []).append(row["value"])
+    budgets = sorted({budget for of_method in values.values() for budget in of_method})
+    yield f"Mean KL divergence from the full cache in nats, {benchmark}, {setting}, by budget in tokens:"
+    yield ""
+    yield f"| method | {' | '.join(map(str, budgets))} |"
+    yield f"|---|{'---:|' * len(budgets)}"
+    for method, of_method in values.items():
+        means = (sum(of_method[budget]) / len(of_method[budget]) for budget in budgets)
+        yield f"| {method} | {' | '.join(f'{mean:.4f}' for mean in means)} |"
+    yield ""
