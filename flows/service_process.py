@@ -73,12 +73,15 @@ def folder(home: Home) -> Path:
 def recorded(home: Home, name: str) -> Service | None:
     """The service of that name that was started last, whether it runs or not; None if none was, or it was ended.
 
+    A copy of a home has none: those that its files tell of are the original's.
+
     Raises:
         StorageError: If the record cannot be read.
     """
     path = _record(home, name)
     try:
-        return Service(**json.loads(path.read_text(encoding="utf-8")))
+        service = Service(**json.loads(path.read_text(encoding="utf-8")))
+        return service if Path(service.log).parent == folder(home) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -161,17 +164,18 @@ def stop(home: Home, service: Service) -> None:
     _record(home, service.name).unlink(missing_ok=True)
 
 
-def wait_for(service: Service, url: str) -> None:
+def wait_for(service: Service, url: str, *, timeout_s: float = _STARTUP_TIMEOUT_S) -> None:
     """Wait until a service answers.
 
     Args:
         service: The service.
         url: What answers with status 200 once it can be used.
+        timeout_s: How long.
 
     Raises:
         StorageError: If it ends before, or takes too long.
     """
-    deadline = time.monotonic() + _STARTUP_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while service.runs and time.monotonic() < deadline:
         with suppress(OSError, http.client.HTTPException), _DIRECT.open(url, timeout=_ANSWER_TIMEOUT_S):
             return

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from flows.recovery import Orphan, crash, orphan, orphans_among, prefect_client, recover, unfinished_flow_runs
+from flows.recovery import Orphan, orphan, orphans_among, prefect_client, recover, unfinished_flow_runs
 from flows.server import HEARTBEAT_S, SERVER_LOCK, environment_with, own_server, require_database
 from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
 from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
@@ -19,6 +19,7 @@ from storage.home import Home, exclusive
 
 _HOST = "127.0.0.1"
 _LOCK = "services"
+_ANSWER_TIMEOUT_S = 20.0
 # The command's own quiet, which must not become that of the services' logs.
 _OF_THE_COMMAND = ("PREFECT_API_URL", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_LEVEL")
 
@@ -74,7 +75,7 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
 
     Args:
         home: The home.
-        port: Of Prefect's server; None for the one it had before, or a free one.
+        port: Of Prefect's server; None for the one it had when it died, or a free one.
         mlflow_port: Of MLflow's server; likewise.
         runs_at_once: How many flow runs of the deployments may run at once.
 
@@ -93,11 +94,10 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
             wait_for(server, f"{server.url}/api/health")
         wait_for(mlflow, f"{mlflow.url}/health")
         with environment_with(PREFECT_API_URL=f"{server.url}/api"):
+            _end_leftovers(home, WORKER, server_url)
             recovered = recover(home)
             prepare_server(runs_at_once=runs_at_once)
-            worker = _ensure(home, WORKER, server_url, started)
-            if not wait_for_worker(str(worker_name(home))) or not worker.runs:
-                raise StorageError(f"the worker did not start, {worker.log} says why; see also {server.log}")
+            wait_for_worker(str(worker_name(home, create=True)), _ensure(home, WORKER, server_url, started))
         return status(home, started=[service.name for service in started], recovered=recovered)
 
 
@@ -128,11 +128,11 @@ def status(home: Home, *, started: list[str] | None = None, recovered: list[Orph
         StorageError: If its server runs and refuses.
     """
     services = [_state(home, name, name in (started or [])) for name in (SERVER, MLFLOW, WORKER)]
-    server = services[0]
-    if server.state != "running":
+    server = recorded(home, SERVER)
+    if server is None or not server.runs:
         return Status(home=str(home.path), services=services, recovered=recovered or [])
     api_url = f"{server.url}/api"
-    wait_for(_known(home, SERVER), f"{api_url}/health")
+    wait_for(server, f"{api_url}/health", timeout_s=_ANSWER_TIMEOUT_S)
     with environment_with(PREFECT_API_URL=api_url), prefect_client() as client:
         unfinished = unfinished_flow_runs(client)
         orphans = orphans_among(home, client, unfinished)
@@ -160,15 +160,21 @@ def recover_orphans(home: Home) -> list[Orphan]:
 
 def _ensure(home: Home, name: str, url: str, started: list[Service]) -> Service:
     """The service at a URL, started if it does not run."""
+    _end_leftovers(home, name, url)
     known = recorded(home, name)
-    if known is not None and known.runs and known.url == url:
-        return known
     if known is not None:
-        stop(home, known)  # a worker of a server that is gone, or what a dead service has left behind
+        return known
     command, env = _invocation(home, name, url)
     service = start(home, name, command, url=url, env=env)
     started.append(service)
     return service
+
+
+def _end_leftovers(home: Home, name: str, url: str) -> None:
+    """End what a dead service has left behind, such as flow runs of a worker, and a worker of a server that is gone."""
+    known = recorded(home, name)
+    if known is not None and not (known.runs and known.url == url):
+        stop(home, known)
 
 
 def _invocation(home: Home, name: str, url: str) -> tuple[list[str], dict[str, str]]:
@@ -186,7 +192,7 @@ def _invocation(home: Home, name: str, url: str) -> tuple[list[str], dict[str, s
         env["PREFECT_SERVER_LOGGING_LEVEL"] = "WARNING"
         return [*python, "prefect", "server", "start", "--host", _HOST, "--port", port], env
     env |= {"KVP_HOME": str(home.path), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": HEARTBEAT_S}
-    own_name = str(worker_name(home, create=True))
+    own_name = str(worker_name(home))
     return [*python, "prefect", "worker", "start", "--pool", POOL, "--name", own_name, "--type", "process"], env
 
 
@@ -233,17 +239,10 @@ def _ended_on_failure(home: Home) -> Iterator[list[Service]]:
 def _recover_before_the_end(home: Home, server: Service) -> list[Orphan]:
     """Note what crashed with the worker while the server still answers; it must end in any case."""
     try:
-        with environment_with(PREFECT_API_URL=f"{server.url}/api"), prefect_client() as client:
-            return crash(client, orphans_among(home, client, unfinished_flow_runs(client)))
+        with environment_with(PREFECT_API_URL=f"{server.url}/api"):
+            return recover(home)
     except StorageError:
         return []  # the next `kvp up` finds them
-
-
-def _known(home: Home, name: str) -> Service:
-    service = recorded(home, name)
-    if service is None:
-        raise StorageError(f"the {name} was ended meanwhile: ask again")
-    return service
 
 
 def _state(home: Home, name: str, started: bool) -> ServiceState:

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from flows.recovery import prefect_client
 from flows.server import HEARTBEAT_S
+from flows.service_process import Service, last_error
 from storage.errors import StorageError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -48,16 +49,22 @@ def deployments(client: Any) -> list[str]:
     return sorted(f"{flows.get(entry.flow_id, '')}/{entry.name}" for entry in found if entry.work_pool_name == POOL)
 
 
-def wait_for_worker(name: str) -> bool:
-    """Wait until the server has heard of a worker; whether it has in time."""
-    deadline = time.monotonic() + _WORKER_TIMEOUT_S
+def wait_for_worker(name: str, worker: Service) -> None:
+    """Wait until the server has heard of a worker since that was started.
+
+    Raises:
+        StorageError: If it ends before, or takes too long.
+    """
+    deadline, started_at = time.monotonic() + _WORKER_TIMEOUT_S, datetime.fromisoformat(worker.started_at)
     with prefect_client() as client:
-        while time.monotonic() < deadline:
-            workers = client.read_workers_for_work_pool(POOL)
-            if any(worker.name == name and str(worker.status.value) == "ONLINE" for worker in workers):
-                return True
+        while worker.runs and time.monotonic() < deadline:
+            for heard_of in client.read_workers_for_work_pool(POOL):
+                seen_at = heard_of.last_heartbeat_time
+                if heard_of.name == name and seen_at is not None and seen_at >= started_at:
+                    return
             time.sleep(_POLL_S)
-    return False
+    state = "does not report to the server" if worker.runs else "died"
+    raise StorageError(f"the worker {state} ({last_error(Path(worker.log))}), {worker.log} says more")
 
 
 def _make_pool(client: Any) -> None:

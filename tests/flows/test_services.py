@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,6 +78,14 @@ def test_a_process_that_was_given_the_number_later_is_left_alone(home, stranger)
     stop(home, service)
     time.sleep(0.2)
     assert stranger.poll() is None
+
+
+def test_a_copy_of_a_home_has_no_services(home, tmp_path):
+    service = _started(home, DEAF)
+    copy = Home.open(shutil.copytree(home.path, tmp_path / "copy"))
+    assert (recorded(home, "server"), recorded(copy, "server")) == (service, None)
+    os.kill(service.pid, signal.SIGKILL)
+    stop(home, service)
 
 
 def test_a_service_that_does_not_listen_is_killed(home, monkeypatch):
