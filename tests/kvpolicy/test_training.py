@@ -11,7 +11,7 @@ from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.objectives.registry import OBJECTIVES, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
-from kvpolicy.training import TraceBatch, TrainConfig, clip_by_head, heldout_cost, train_agents
+from kvpolicy.training import TraceBatch, TrainConfig, _backward, clip_by_head, heldout_cost, train_agents
 
 AGENT = AgentConfig(width=16, position_dim=8)
 NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 48
@@ -237,19 +237,29 @@ class _Device:
         return run
 
 
+@pytest.mark.parametrize("at_once", [1, 2, NUM_HEADS])
+def test_gradients_are_the_same_however_many_heads_are_in_memory_at_once(at_once):
+    def gradients(count):
+        agents, noise = _untrained(), torch.Generator()
+        objective = make_objective("exact", num_rankings=2, generator=noise)
+        loss, _ = _backward(agents, objective, _batch(0), at_once=count, noise=noise, step=1)
+        return loss, [parameter.grad for parameter in agents.parameters()]
+
+    (loss, parts), (of_all, whole) = gradients(at_once), gradients(NUM_HEADS)
+    assert loss == pytest.approx(of_all, rel=1e-5)
+    for part, gradient in zip(parts, whole, strict=True):
+        assert (part - gradient).norm() <= 1e-3 * gradient.norm()
+
+
 @pytest.mark.parametrize("most_heads", [1, 2, NUM_HEADS])
-def test_without_memory_for_all_heads_fewer_at_a_time_give_the_same(most_heads, monkeypatch):
+def test_without_memory_for_all_heads_fewer_are_trained_at_a_time(most_heads, monkeypatch):
     config = _config(num_steps=5)
-    whole, cost, records = _train(config)
+    _, cost, _ = _train(config)
     device = _Device(most_heads)
     monkeypatch.setattr("kvpolicy.training.make_objective", device)
-    parts, same_cost, same_records = _train(config)
-    for name, tensor in whole.state_dict().items():
-        torch.testing.assert_close(parts.state_dict()[name], tensor, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(same_cost, cost, atol=1e-3, rtol=1e-3)
-    at_once = {record.heads_at_once for record in same_records}
-    assert at_once == {most_heads}
-    assert [record.loss for record in same_records] == pytest.approx([record.loss for record in records], rel=1e-4)
+    _, same_cost, records = _train(config)
+    torch.testing.assert_close(same_cost, cost, atol=0, rtol=0.1)  # five steps of Adam make much of rounding
+    assert {record.heads_at_once for record in records} == {most_heads}
     assert sum(count > most_heads for count in device.seen) == {3: 0, 2: 1, 1: 2}[most_heads]  # tried once each
 
 
