@@ -20,6 +20,7 @@ from flows import (
     report_commands,
     service_commands,
     trace_commands,
+    watch_commands,
 )
 from flows.command_options import HomeOption, JsonOption, is_whole_number
 from flows.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
@@ -204,6 +205,7 @@ app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
 app.command()(report_commands.report)
+app.command()(watch_commands.watch)
 app.command()(service_commands.up)
 app.command()(service_commands.down)
 app.command()(service_commands.status)

@@ -47,6 +47,11 @@ def open_home(home: str | None, *, traces: str | None = None) -> Home:
     )
 
 
+def watched_sources() -> list[str]:
+    """The sources of models that `KVP_WATCH` names, between commas."""
+    return [part.strip() for part in os.environ.get("KVP_WATCH", "").split(",") if part.strip()]
+
+
 def point_prefect_at(home: Path) -> None:
     """Keep Prefect's state under the home, unless a server is configured. Call it before Prefect is imported."""
     # A server still gets the logs, with tracebacks; on a terminal an error is one line.

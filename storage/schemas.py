@@ -254,6 +254,19 @@ MODELS = _table(
     _CREATED_AT,
 )
 
+WATCHED = _table(
+    "what became of the models that watched sources showed, one row whenever that changed",
+    _field("source", _TEXT, "the source, such as folder:/models"),
+    _field("reference", _TEXT, "the model as a pipeline is given it; the source if that could not be looked at"),
+    _field("outcome", _TEXT, "waiting for its files, found, known, unsupported, started or failed"),
+    _field("reason", _TEXT, "why; empty for what is found or started"),
+    _field("state", _TEXT, "digest of names, sizes and times of its files, or a commit; empty while they change"),
+    _field("digest", _TEXT, "of the content: a GGUF file, a folder, or a commit; empty while it is not read"),
+    _field("model_digest", _TEXT, "digest of the model (models.digest); empty until that was made"),
+    _field("flow_run_id", _TEXT, "Prefect flow run of its pipeline; empty if none was started"),
+    _CREATED_AT,
+)
+
 METRICS = _table(
     "training curves, one row for each point",
     _RUN_ID,
@@ -277,6 +290,7 @@ TABLES: Mapping[str, pa.Schema] = {
     "scores": SCORES,
     "promotions": PROMOTIONS,
     "models": MODELS,
+    "watched": WATCHED,
     "metrics": METRICS,
 }
 

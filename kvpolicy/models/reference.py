@@ -68,7 +68,7 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
         return _reference(folder, name=path.stem, source=str(path.resolve()), revision="")
     if source and path.is_dir():
         return _reference(path.resolve(), name=path.resolve().name, source=str(path.resolve()), revision="")
-    if _is_hub_id(source):
+    if is_hub_id(source):
         return _from_hub(source, cache)
     raise InputError(
         f"model {source!r} is no folder, GGUF file or hub id (owner/name): "
@@ -91,7 +91,7 @@ def find_model(source: str, *, cache: Path | None = None) -> ModelReference | No
         return None
     if path.suffix == ".gguf" and not _gguf_place(path, cache).exists():
         return None
-    if _is_hub_id(source) and not path.is_dir():
+    if is_hub_id(source) and not path.is_dir():
         try:
             return _from_hub(source, cache, only_local=True)
         except InputError:
@@ -99,7 +99,8 @@ def find_model(source: str, *, cache: Path | None = None) -> ModelReference | No
     return resolve_model(source, cache=cache)
 
 
-def _is_hub_id(source: str) -> bool:
+def is_hub_id(source: str) -> bool:
+    """Whether a reference has the form `owner/name` or `owner/name@revision`; a folder may have it as well."""
     return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not source.endswith(".gguf")
 
 
