@@ -28,13 +28,13 @@ _PAGE = 200  # Prefect's limit of rows an answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orphan:
-    """A flow run whose process is dead.
+class UnfinishedRun:
+    """A flow run that was taken up and has not ended, as `kvp status` tells of it.
 
     Attributes:
         flow_run_id: Its id.
         name: Its name.
-        state: What Prefect took it for.
+        state: What Prefect takes it for.
         started_at: When it began, in UTC; empty if it did not.
     """
 
@@ -107,7 +107,7 @@ def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[F
     return [run for run in runs if is_dead(run)]
 
 
-def crash(client: Any, runs: "Sequence[FlowRun]") -> list[Orphan]:
+def _crash(client: Any, runs: "Sequence[FlowRun]") -> list[UnfinishedRun]:
     """Note that flow runs and the task runs in them crashed; one that has ended meanwhile is left alone."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
@@ -126,20 +126,20 @@ def crash(client: Any, runs: "Sequence[FlowRun]") -> list[Orphan]:
         if state is not None and state.is_final():
             continue
         client.set_flow_run_state(run.id, Crashed(message=CRASH_MESSAGE), force=True)
-        tasks = client.read_task_runs(
+        while tasks := client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=open_states)),
             limit=_PAGE,
-        )
-        for task in tasks:
-            client.set_task_run_state(task.id, Crashed(message=CRASH_MESSAGE), force=True)
-        crashed.append(orphan(run))
+        ):
+            for task in tasks:
+                client.set_task_run_state(task.id, Crashed(message=CRASH_MESSAGE), force=True)
+        crashed.append(described(run))
     return crashed
 
 
-def orphan(run: "FlowRun") -> Orphan:
-    """A flow run in the words of `kvp status`."""
-    return Orphan(
+def described(run: "FlowRun") -> UnfinishedRun:
+    """What is told of a flow run."""
+    return UnfinishedRun(
         flow_run_id=str(run.id),
         name=run.name,
         state=run.state_name or "",
@@ -147,14 +147,14 @@ def orphan(run: "FlowRun") -> Orphan:
     )
 
 
-def recover(home: Home) -> list[Orphan]:
+def recover(home: Home) -> list[UnfinishedRun]:
     """Note that every flow run whose process is dead crashed. Call it when the server answers.
 
     Raises:
         StorageError: If the server refuses.
     """
     with prefect_client() as client:
-        crashed = crash(client, orphans_among(home, client, unfinished_flow_runs(client)))
+        crashed = _crash(client, orphans_among(home, client, unfinished_flow_runs(client)))
     for lock in (home.path / "locks").glob(f"{_COMMAND}*"):
         if not is_held(home, lock.name):
             lock.unlink(missing_ok=True)  # of a command that was killed; nothing asks for it any more

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from flows.recovery import Orphan, marked_process, recover
+from flows.recovery import UnfinishedRun, marked_process, recover
 from flows.service_process import SERVER, Service, last_error, recorded, wait_for
 from storage.errors import StorageError
 from storage.home import Home, exclusive
@@ -34,7 +34,7 @@ _ANSWER_TIMEOUT_S = 20.0
 
 
 @contextmanager
-def own_server(home: Home) -> Iterator[Callable[[], list[Orphan]]]:
+def own_server(home: Home) -> Iterator[Callable[[], list[UnfinishedRun]]]:
     """Give a command its server: the one that `PREFECT_API_URL` names, that `kvp up` runs for the home, or its own.
 
     Its own has its state under the home and ends with it. Call this before Prefect is imported.
@@ -55,7 +55,7 @@ def own_server(home: Home) -> Iterator[Callable[[], list[Orphan]]]:
             wait, own_state = stack.enter_context(_started_server(home)), True
         mark = stack.enter_context(marked_process(home)) if own_state else ""
 
-        def ready() -> list[Orphan]:
+        def ready() -> list[UnfinishedRun]:
             wait()
             if not own_state:
                 return []

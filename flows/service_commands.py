@@ -16,9 +16,7 @@ from storage.home import Home
 if TYPE_CHECKING:
     from flows.services import Status
 
-PortOption = Annotated[
-    int | None, typer.Option(help="Of Prefect's server [default: a free one]", min=1, max=65535)
-]
+PortOption = Annotated[int | None, typer.Option(help="Of Prefect's server [default: a free one]", min=1, max=65535)]
 MlflowPortOption = Annotated[
     int | None, typer.Option(help="Of MLflow's server [default: a free one]", min=1, max=65535)
 ]

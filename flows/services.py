@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from flows.recovery import Orphan, orphan, orphans_among, prefect_client, recover, unfinished_flow_runs
+from flows.recovery import UnfinishedRun, described, orphans_among, prefect_client, recover, unfinished_flow_runs
 from flows.server import HEARTBEAT_S, SERVER_LOCK, environment_with, own_server, require_database
 from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
 from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
@@ -65,9 +65,9 @@ class Status:
     services: list[ServiceState]
     api_url: str = ""
     deployments: list[str] = field(default_factory=list)
-    flow_runs: list[Orphan] = field(default_factory=list)
-    orphans: list[Orphan] = field(default_factory=list)
-    recovered: list[Orphan] = field(default_factory=list)
+    flow_runs: list[UnfinishedRun] = field(default_factory=list)
+    orphans: list[UnfinishedRun] = field(default_factory=list)
+    recovered: list[UnfinishedRun] = field(default_factory=list)
 
 
 def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: int) -> Status:
@@ -101,7 +101,7 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
         return status(home, started=[service.name for service in started], recovered=recovered)
 
 
-def down(home: Home) -> tuple[list[str], list[Orphan]]:
+def down(home: Home) -> tuple[list[str], list[UnfinishedRun]]:
     """End the services, and say which ran and which flow runs that ended.
 
     Raises:
@@ -109,7 +109,7 @@ def down(home: Home) -> tuple[list[str], list[Orphan]]:
     """
     with exclusive(home, _LOCK):
         ended: list[str] = []
-        recovered: list[Orphan] = []
+        recovered: list[UnfinishedRun] = []
         for name in (WORKER, MLFLOW, SERVER):
             service = recorded(home, name)
             if service is None:
@@ -121,7 +121,7 @@ def down(home: Home) -> tuple[list[str], list[Orphan]]:
     return ended, recovered
 
 
-def status(home: Home, *, started: list[str] | None = None, recovered: list[Orphan] | None = None) -> Status:
+def status(home: Home, *, started: list[str] | None = None, recovered: list[UnfinishedRun] | None = None) -> Status:
     """What runs for a home now.
 
     Raises:
@@ -142,13 +142,13 @@ def status(home: Home, *, started: list[str] | None = None, recovered: list[Orph
             services=services,
             api_url=api_url,
             deployments=deployments(client),
-            flow_runs=[orphan(run) for run in unfinished if run.id not in dead],
-            orphans=[orphan(run) for run in orphans],
+            flow_runs=[described(run) for run in unfinished if run.id not in dead],
+            orphans=[described(run) for run in orphans],
             recovered=recovered or [],
         )
 
 
-def recover_orphans(home: Home) -> list[Orphan]:
+def recover_orphans(home: Home) -> list[UnfinishedRun]:
     """Note that the flow runs whose process is dead crashed; with a server for the while if none runs.
 
     Raises:
@@ -236,7 +236,7 @@ def _ended_on_failure(home: Home) -> Iterator[list[Service]]:
         raise
 
 
-def _recover_before_the_end(home: Home, server: Service) -> list[Orphan]:
+def _recover_before_the_end(home: Home, server: Service) -> list[UnfinishedRun]:
     """Note what crashed with the worker while the server still answers; it must end in any case."""
     try:
         with environment_with(PREFECT_API_URL=f"{server.url}/api"):

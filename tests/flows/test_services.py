@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outcomes import assert_refused
@@ -97,10 +98,11 @@ def test_a_service_that_does_not_listen_is_killed(home, monkeypatch):
 
 
 def test_only_flow_runs_of_the_dead_are_noted_as_crashed(home, prefect_api):
-    """Two commands, one of them dead, with a flow run and one within each; and a flow run of nobody that is known."""
-    from prefect import flow, tags
+    """A command that is dead, whose flow run has another one in it; one that lives; and others that nobody knows."""
+    from prefect import flow
     from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect.states import Running
+    from prefect.tasks import Task
 
     alive, dead = "command-alive", "command-dead"
     with exclusive(home, dead):
@@ -112,14 +114,16 @@ def test_only_flow_runs_of_the_dead_are_noted_as_crashed(home, prefect_api):
 
     with temporary_settings({PREFECT_API_URL: prefect_api}), exclusive(home, alive), prefect_client() as client:
 
-        def running(*marks: str) -> str:
-            with tags(*marks):
-                run = client.create_flow_run(some_flow, state=Running(), tags=marks)
+        def running(*marks: str, parent: Any = None) -> str:
+            run = client.create_flow_run(some_flow, state=Running(), tags=marks, parent_task_run_id=parent)
             return str(run.id)
 
         ours, theirs, unknown = running(MARK + dead), running(MARK + alive), running("kvpolicy")
         elsewhere = running(f"{MARK}command-of-another-home")
-        assert [run.flow_run_id for run in recover(home)] == [ours]
+        task = client.create_task_run(Task(some_flow.fn), flow_run_id=ours, dynamic_key="0", state=Running())
+        within = running(parent=task.id)
+        assert {run.flow_run_id for run in recover(home)} == {ours, within}
+        assert client.read_task_run(task.id).state.is_crashed()
         states = {run: client.read_flow_run(run).state.type.value for run in (ours, theirs, unknown, elsewhere)}
         assert states == {ours: "CRASHED", theirs: "RUNNING", unknown: "RUNNING", elsewhere: "RUNNING"}
         assert recover(home) == []
