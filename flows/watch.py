@@ -75,6 +75,8 @@ def watch_models(
     if not 0 <= settle_s <= 3600:
         raise InputError(f"settle_s is {settle_s}, expected from 0 to 3600 seconds")
     dtype = choices.configure(preset).dtype
+    if not places:  # a schedule that nobody has given a source makes no home
+        return WatchReport(home=str(home_path(home)), dry_run=dry_run)
     prepare_process()
     if dry_run:
         present = Home.open(home_path(home), create=False)
