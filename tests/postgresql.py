@@ -44,6 +44,11 @@ class PostgresqlServer:
         return self.uri(name)
 
 
+def with_asyncpg(uri: str) -> str:
+    """A URI as Prefect takes it."""
+    return uri.replace("postgresql://", "postgresql+asyncpg://", 1)
+
+
 def find_programs() -> Path | None:
     """Folder of the newest PostgreSQL programs of this machine; None if there is none."""
     named = shutil.which("pg_ctl")

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import (
-    Finished,
-    environment,
-    free_port,
-    last_line,
-    run_command,
-    start_process,
-    stop_process,
-    wait_for_server,
-)
+from processes import Finished, environment, last_line, prefect_server, run_command
+
+from tests.postgresql import PostgresqlServer, find_programs, postgresql_server
 
 SMOKE = ("--preset", "smoke", "--tasks", "niah_single_1")  # half of the preset's tasks: it is run often
 SMALL_METHODS = "kvp,judgeq,random,knorm,snapkv,adakv"
@@ -42,18 +35,18 @@ class PipelineRun:
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Prefect server that lives as long as the tests: an embedded one takes each command 10 s or more."""
-    folder = tmp_path_factory.mktemp("prefect-server")
-    port = free_port()
-    url, log = f"http://127.0.0.1:{port}/api", folder / "server.log"
-    env = environment(PREFECT_HOME=str(folder), PREFECT_SERVER_UI_ENABLED="false", PREFECT_API_URL=url)
-    process = start_process(
-        ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)], log=log, env=env
-    )
-    try:
-        wait_for_server(url, process, log=log, timeout_s=120)
+    with prefect_server(tmp_path_factory.mktemp("prefect-server")) as url:
         yield url
-    finally:
-        stop_process(process)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """A PostgreSQL server of the tests' own."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL's programs (initdb, pg_ctl, psql) are not installed")
+    with postgresql_server(programs) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,21 @@ def stop_process(process: subprocess.Popen[bytes], *, timeout_s: float = 20.0) -
             process.wait(timeout=timeout_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def prefect_server(folder: Path, **variables: str) -> Iterator[str]:
+    """Run a Prefect server with its state and log in a folder; gives its URL."""
+    port = free_port()
+    url, log = f"http://127.0.0.1:{port}/api", folder / "server.log"
+    own = {"PREFECT_HOME": str(folder), "PREFECT_SERVER_UI_ENABLED": "false", "PREFECT_API_URL": url}
+    command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    process = start_process(command, log=log, env=environment(**own, **variables))
+    try:
+        wait_for_server(url, process, log=log, timeout_s=120)
+        yield url
+    finally:
+        stop_process(process)
 
 
 def free_port() -> int:

@@ -1,7 +1,6 @@
 """Prefect and MLflow on a real PostgreSQL server, and databases that cannot be used."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from processes import environment, last_line, run_command
 from storage.errors import StorageError
 from storage.home import Home
 from storage.tracking import CurveRun, Tracking
-from tests.postgresql import PostgresqlServer, find_programs, postgresql_server
+from tests.postgresql import with_asyncpg
 
 CURVE = CurveRun(
     experiment="an experiment",
@@ -24,19 +23,6 @@ CURVE = CurveRun(
     timestamp_ms=1_700_000_000_000,
 )
 PREFECT_URL = "PREFECT_API_DATABASE_CONNECTION_URL"
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresqlServer]:
-    programs = find_programs()
-    if programs is None:
-        pytest.skip("PostgreSQL's programs (initdb, pg_ctl, psql) are not installed")
-    with postgresql_server(programs) as server:
-        yield server
-
-
-def _with_asyncpg(uri: str) -> str:
-    return uri.replace("postgresql://", "postgresql+asyncpg://")
 
 
 def test_curves_and_the_place_of_mlflow_are_kept(postgresql, tmp_path):
@@ -102,7 +88,7 @@ def test_a_database_of_prefect_s_that_a_newer_release_made_is_one_line(postgresq
         "CREATE TABLE alembic_version (version_num varchar(32)); INSERT INTO alembic_version VALUES ('ffffffffffff')",
         database="newer",
     )
-    env = environment(**{PREFECT_URL: _with_asyncpg(uri)})
+    env = environment(**{PREFECT_URL: with_asyncpg(uri)})
     for command in ("train", "up"):
         finished = run_command(["kvp", command, "--home", str(tmp_path / "home")], env=env, timeout_s=180)
         assert_refused(finished, "Can't locate revision identified by 'ffffffffffff'", "server.log")
@@ -113,7 +99,7 @@ def test_a_database_of_prefect_s_that_a_newer_release_made_is_one_line(postgresq
 def test_a_pipeline_with_all_state_that_can_be_on_postgresql(postgresql, smoke_run, tmp_path):
     mlflow_uri, prefect_uri = postgresql.make_database("mlflow"), postgresql.make_database("prefect")
     home = tmp_path / "home"
-    env = environment(KVP_MLFLOW_URI=mlflow_uri, **{PREFECT_URL: _with_asyncpg(prefect_uri)})
+    env = environment(KVP_MLFLOW_URI=mlflow_uri, **{PREFECT_URL: with_asyncpg(prefect_uri)})
     command = ["kvp", "run", *smoke_run.options, "--home", str(home), "--json"]
     done = run_command(command, env=env, timeout_s=300)
     assert done.code == 0, last_line(done.stderr)
@@ -140,7 +126,7 @@ def test_a_pipeline_with_all_state_that_can_be_on_postgresql(postgresql, smoke_r
 def test_services_with_all_state_that_can_be_on_postgresql(postgresql, tmp_path: Path):
     env = environment(
         KVP_MLFLOW_URI=postgresql.make_database("mlflow_of_services"),
-        **{PREFECT_URL: _with_asyncpg(postgresql.make_database("prefect_of_services"))},
+        **{PREFECT_URL: with_asyncpg(postgresql.make_database("prefect_of_services"))},
     )
     options = ["--home", str(tmp_path / "home"), "--json"]
     try:
