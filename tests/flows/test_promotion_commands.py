@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def test_the_first_policy_set_is_champion(small_run):
     assert promotion == {name: row[name] for name in promotion}
     assert (promotion["champion_id"], promotion["reason"]) == (policy, "there was no champion yet")
     assert aliased(small_run.home, policy) == (policy, policy)
+    history = read_history(catalog(small_run.home), small_run.document["model"]["digest"])
+    assert history.champion == history.challenger == policy
 
 
 def test_a_second_training_is_decided_on_with_the_champion_on_the_same_examples(kvp_here, small_run, home):
@@ -164,8 +167,6 @@ def test_a_lost_champion_is_one_line_and_another_may_take_its_place(kvp_here, sm
 
 
 def test_every_run_leaves_a_page_in_prefect(small_run, prefect_api):
-    import urllib.request
-
     key = f"retrain-{small_run.document['model']['digest'][:8]}"
     body = json.dumps({"artifacts": {"key": {"any_": [key]}}}).encode()
     request = urllib.request.Request(f"{prefect_api}/artifacts/filter", body, {"Content-Type": "application/json"})
@@ -237,8 +238,3 @@ def _shard_scores(home: Path, shards: list[str]) -> list[ExampleScore]:
         for row in pq.read_table(Path(catalog(home).artifact(shard).uri) / "scores.parquet").to_pylist()
     ]
     return [ExampleScore(**row) for row in rows if (row["method"], row["metric"]) == ("kvp", "kl")]
-
-
-def test_the_history_is_that_of_the_model(small_run):
-    history = read_history(catalog(small_run.home), small_run.document["model"]["digest"])
-    assert history.champion == history.challenger == small_run.document["policy_set"]["id"]
