@@ -81,7 +81,9 @@ def watch_models(
     if dry_run:
         present = Home.open(home_path(home), create=False)
         found = look_for_models.fn(present, places, settle_s=settle_s)
-        return WatchReport(home=str(present.path), dry_run=True, sightings=found)
+        would = f"would be checked, and retrain started with the preset {preset}"
+        told = [dataclasses.replace(one, reason=would) if one.outcome == FOUND else one for one in found]
+        return WatchReport(home=str(present.path), dry_run=True, sightings=told)
     opened = open_home(home)
     if is_held(opened, LOCK):
         return WatchReport(home=str(opened.path), busy=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.language_model import load_language_model
-from kvpolicy.models.model_sources import Candidate, ModelSource
+from kvpolicy.models.model_sources import HUB, Candidate, ModelSource
 from kvpolicy.models.reference import find_model, resolve_model
 from storage.catalog import Catalog
 from storage.home import Home
@@ -98,16 +98,14 @@ def check_model(home: Home, sighting: Sighting, *, dtype: str) -> Sighting:
     try:
         model = resolve_model(sighting.reference)
     except InputError as error:
-        if "@" in sighting.reference and not sighting.reference.startswith("/"):
-            return could_not(sighting, str(error))  # the network, as likely as not
-        return dataclasses.replace(sighting, outcome=UNSUPPORTED, reason=str(error))
+        return _refused(sighting, error)
     sighting = dataclasses.replace(sighting, model_digest=model.digest)
     if not _was_begun(_rows(home), sighting.digest) and (name := _known_as(home, model.digest)):
         return dataclasses.replace(sighting, outcome=KNOWN, reason=f"the catalog has it as {name}")
     try:
         load_language_model(model.folder, dtype=dtype)
     except InputError as error:
-        return dataclasses.replace(sighting, outcome=UNSUPPORTED, reason=str(error))
+        return _refused(sighting, error)
     return sighting
 
 
@@ -135,12 +133,21 @@ def _look_at(home: Home, rows: Sequence[Row], candidate: Candidate) -> Sighting:
         if missing := candidate.missing():
             return dataclasses.replace(sighting, outcome=WAITING, reason=missing)
         digest = candidate.digest()
-    except InputError as error:  # before there is a digest; once the files change it is looked at again
-        told = {"state": candidate.state, "digest": candidate.state}
-        return dataclasses.replace(sighting, outcome=UNSUPPORTED, reason=str(error), **told)
+    except InputError as error:  # there is no digest yet; once the files change it is looked at again
+        return _refused(dataclasses.replace(sighting, state=candidate.state, digest=candidate.state), error)
     except OSError as error:
         return could_not(sighting, f"it cannot be read: {error.strerror or first_line(error)}")
     return _compared(home, rows, dataclasses.replace(sighting, state=candidate.state, digest=digest))
+
+
+def _refused(sighting: Sighting, error: InputError) -> Sighting:
+    """A model that cannot be used: unsupported, unless a full disk, a missing folder or the network is why."""
+    cause = error.__cause__
+    full_or_missing = isinstance(cause, OSError) and cause.errno is not None
+    unreachable = not sighting.model_digest and cause is not None and ModelSource.parse(sighting.source).kind == HUB
+    if full_or_missing or unreachable:
+        return could_not(sighting, str(error))
+    return dataclasses.replace(sighting, outcome=UNSUPPORTED, reason=str(error))
 
 
 def _compared(home: Home, rows: Sequence[Row], sighting: Sighting) -> Sighting:

@@ -36,5 +36,5 @@ def missing_content(gguf: Path) -> str:
     except OSError:
         raise
     except Exception as error:  # the reader has no type of its own for a file that ends too soon
-        return f"header, table of tensors or tensors are not whole: {first_line(error)}"
+        return f"not all of its header, table of tensors and tensors can be read: {first_line(error)}"
     return ""

@@ -34,13 +34,13 @@ class Candidate:
     state: str
 
     @property
-    def revision(self) -> str:
-        """The commit of a repository; empty for files."""
-        return "" if Path(self.reference).is_absolute() else self.state
+    def is_remote(self) -> bool:
+        """Whether it would have to be fetched from the hub."""
+        return self.source.startswith(f"{HUB}:")
 
     def present_state(self) -> str:
         """`state` as it is now; empty if the files are gone."""
-        if self.revision:
+        if self.is_remote:
             return self.state
         try:
             return _state(Path(self.reference))
@@ -65,8 +65,8 @@ class Candidate:
             InputError: If the files of a folder are damaged.
             OSError: If the files cannot be read.
         """
-        if self.revision:
-            return self.revision
+        if self.is_remote:
+            return self.state
         path = Path(self.reference)
         return digest_file(path) if path.suffix == ".gguf" else resolve_model(self.reference).digest
 

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from outcomes import assert_refused, catalog
-from processes import environment, start_process, stop_process, tail
+from processes import environment, run_command, start_process, stop_process, tail
 
 from flows.watch import LOCK
 from storage.home import Home, exclusive
@@ -61,6 +62,7 @@ def test_a_new_model_ends_with_a_champion_and_a_second_look_does_nothing(kvp_her
     before = sorted(home.rglob("*"))
     (would,) = said(kvp_here("watch", "--source", f"folder:{models}", *SMALL, "--dry-run", "--json", home=home))
     assert (would["reference"], would["outcome"]) == (str(gguf), "found")
+    assert "retrain started with the preset smoke" in would["reason"]
     assert sorted(home.rglob("*")) == before
 
     (done,) = said(kvp_here("watch", "--source", f"folder:{models}", *SMALL, "--json", home=home))
@@ -147,3 +149,27 @@ def test_two_watchers_at_once_start_one_pipeline(server_environment, home, model
     assert [row["outcome"] for row in catalog(home).rows("watched")].count("started") == 1
     runs = catalog(home).rows("runs")
     assert [row["stage"] for row in runs].count("collect") == 1, [row["stage"] for row in runs]
+
+
+@pytest.mark.slow
+def test_a_watcher_that_was_killed_goes_on_where_it_was(server_environment, home, models, tmp_path):
+    write_tiny_gguf(models / "tiny.gguf", positions=2048)
+    env = environment(**{**server_environment, "KVP_CACHE": str(tmp_path / "cache")})
+    command = ["kvp", "watch", "--source", f"folder:{models}", *SMALL, "--json", "--home", str(home)]
+    process = start_process(command, log=tmp_path / "killed.log", env=env)
+    try:
+        deadline = time.monotonic() + 240
+        while not (home / "home.json").exists() or not catalog(home).rows("runs", "stage = 'collect'"):
+            assert process.poll() is None and time.monotonic() < deadline, tail(tmp_path / "killed.log")
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        stop_process(process)
+    assert [row["outcome"] for row in catalog(home).rows("watched")] == ["found"]
+    collected = catalog(home).rows("runs", "stage = 'collect' AND outcome = 'completed'")
+    finished = run_command(command, env=env, timeout_s=240)
+    (sighting,) = said(finished)
+    assert sighting["outcome"] == "started"
+    assert catalog(home).rows("runs", "stage = 'collect' AND outcome = 'completed'") == collected
+    assert trained_models(home) == [sighting["model_digest"]]
+    assert [row["outcome"] for row in catalog(home).rows("watched")] == ["found", "started"]

@@ -255,6 +255,18 @@ def test_what_could_not_even_be_tried_does_not_count(home, llama, models):
     assert sighting.outcome == FOUND
 
 
+def test_a_cache_that_cannot_be_made_is_no_fault_of_the_model(home, llama, models, tmp_path, monkeypatch):
+    write_tiny_gguf(models / "tiny.gguf")
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("KVP_CACHE", str(tmp_path / "file" / "cache"))
+    found = look(home, models)
+    ended = [start(home, sighting) if sighting.outcome == FOUND else sighting for sighting in found]
+    assert [(entry.outcome, entry.digest) for entry in ended] == [(FAILED, "")] * 2
+    assert all("KVP_CACHE" in entry.reason for entry in ended)
+    monkeypatch.setenv("KVP_CACHE", str(tmp_path / "cache"))
+    assert [start(home, sighting).outcome for sighting in look(home, models)] == [STARTED] * 2
+
+
 def test_a_source_that_cannot_be_looked_at_is_one_record_and_the_others_go_on(home, llama, models, monkeypatch):
     import huggingface_hub.constants
 

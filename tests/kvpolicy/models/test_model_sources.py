@@ -90,10 +90,12 @@ def test_a_gguf_file_is_whole_only_with_its_last_byte(tiny_gguf, tmp_path):
 
 
 def test_one_of_several_gguf_files_is_refused(tmp_path):
-    part = Candidate(source="", reference=str(tmp_path / "model-00001-of-00003.gguf"), state="s")
+    part = Candidate(source=f"folder:{tmp_path}", reference=str(tmp_path / "model-00001-of-00003.gguf"), state="s")
     with pytest.raises(InputError, match="one part of several"):
         part.require_supported_form()
-    Candidate(source="", reference=str(tmp_path / "model-00001.gguf"), state="s").require_supported_form()
+    Candidate(
+        source=f"folder:{tmp_path}", reference=str(tmp_path / "model-00001.gguf"), state="s"
+    ).require_supported_form()
 
 
 def test_a_hub_that_does_not_answer_is_one_line(start_python):
