@@ -1,5 +1,6 @@
-"""The deployments of prefect.yaml, with a server, a work pool and a worker of the test's own."""
+"""The deployments of prefect.yaml, with a server, a work pool and a worker of the test's own, on both databases."""
 
+import dataclasses
 import json
 import time
 import urllib.request
@@ -8,19 +9,49 @@ from typing import Any
 
 import pytest
 from outcomes import catalog, points_of_home, policy_of_home
-from processes import CHECKOUT, last_line, run_command, start_process, stop_process, tail
+from processes import (
+    CHECKOUT,
+    environment,
+    last_line,
+    prefect_server,
+    run_command,
+    start_process,
+    stop_process,
+    tail,
+)
+
+from flows.options import Choices
+from tests.postgresql import with_asyncpg
 
 FLOWS = ("retrain", "collect", "train", "evaluate")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def api(request, prefect_api, tmp_path_factory):
+    """URL of a server with its state in that database."""
+    if request.param == "sqlite":
+        yield prefect_api
+        return
+    uri = request.getfixturevalue("postgresql").make_database("deployments")
+    variables = {"PREFECT_API_DATABASE_CONNECTION_URL": with_asyncpg(uri)}
+    with prefect_server(tmp_path_factory.mktemp("prefect-server"), **variables) as url:
+        yield url
+
+
 @pytest.fixture
-def prefect(server_environment):
+def client_environment(api, tmp_path_factory):
+    """Environment of processes that use the server."""
+    return environment(PREFECT_API_URL=api, PREFECT_HOME=str(tmp_path_factory.mktemp("prefect-client")))
+
+
+@pytest.fixture
+def prefect(client_environment):
     """Runs a command of Prefect's that must succeed, and returns what it prints."""
 
     def run(*args: str, timeout_s: float = 120) -> str:
-        done = run_command(["prefect", "--no-prompt", *args], env=server_environment, timeout_s=timeout_s)
+        done = run_command(["prefect", "--no-prompt", *args], env=client_environment, timeout_s=timeout_s)
         if done.code:
             said = last_line(done.stderr) if done.stderr.strip() else last_line(done.stdout)
             pytest.fail(f"prefect {' '.join(args)} ended with {done.code}: {said}", pytrace=False)
@@ -30,12 +61,12 @@ def prefect(server_environment):
 
 
 @pytest.fixture
-def ask(prefect_api):
+def ask(api):
     """Asks the server's API."""
 
     def post(path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
-            f"{prefect_api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
@@ -44,13 +75,13 @@ def ask(prefect_api):
 
 
 @pytest.fixture
-def deployed(prefect, server_environment, embedded_model_folder, tmp_path: Path):
+def deployed(prefect, client_environment, embedded_model_folder, tmp_path: Path):
     """The deployments of the checkout, and a worker that serves them; gives the worker's log."""
     del embedded_model_folder
-    prefect("work-pool", "create", "kvpolicy", "--type", "process")
+    prefect("work-pool", "create", "kvpolicy", "--type", "process", "--overwrite")
     prefect("deploy", "--all")
     log = tmp_path / "worker.log"
-    worker = start_process(["prefect", "worker", "start", "--pool", "kvpolicy"], log=log, env=server_environment)
+    worker = start_process(["prefect", "worker", "start", "--pool", "kvpolicy"], log=log, env=client_environment)
     try:
         yield log
     finally:
@@ -71,7 +102,10 @@ def test_every_flow_is_a_deployment_and_retrain_does_the_whole_job(prefect, ask,
         assert entry["pull_steps"] == [
             {"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}
         ]
-        assert "kvpolicy" in entry["tags"]
+        assert {"kvpolicy", "gpu"} <= set(entry["tags"])
+        assert entry["work_queue_name"] == "gpu"
+        schema = json.dumps(entry["parameter_openapi_schema"])
+        assert all(f'"{field.name}"' in schema for field in dataclasses.fields(Choices))  # each option has its type
 
     home = tmp_path / "home"
     choices = json.dumps({"tasks": ["niah_single_1"]})
