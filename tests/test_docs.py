@@ -70,7 +70,13 @@ def test_curves_are_logged_under_the_names_of_the_page(metric):
 
 def test_training_logs_the_names_of_the_page():
     record = StepRecord(
-        step=1, loss=0.5, train_s=1.0, gradient_norm=1.0, learning_rate=1e-3, heldout_cost=torch.ones(2)
+        step=1,
+        loss=0.5,
+        train_s=1.0,
+        gradient_norm=1.0,
+        learning_rate=1e-3,
+        heads_at_once=2,
+        heldout_cost=torch.ones(2),
     )
     logged = {name for name, _, _ in _training_curves([[_plain(record)]], [2])}
     mentioned = set(re.findall(r"`(\w+)`", _paragraph("Training logs")))
