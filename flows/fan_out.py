@@ -4,7 +4,7 @@ References travel, tensors do not. Which machines and processes there are is the
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from queue import SimpleQueue
@@ -14,6 +14,7 @@ import torch
 from prefect.futures import PrefectFuture
 from prefect.utilities.callables import get_call_parameters
 
+from flows.gpu_share import gpu_share
 from flows.runners import Engine, current_engine, restart_engine
 from kvpolicy.errors import InputError, first_line
 from tasks.progress import LOGGER, progress
@@ -24,7 +25,7 @@ _MOST_LOSSES = 3
 _SENT_PER_SLOT = 2  # the server need not know of thousands that wait, and no worker waits for the next
 
 
-def run_parts(what: str, parts: Sequence["partial[Any]"]) -> list[Any]:
+def run_parts(what: str, parts: Sequence["partial[Any]"], *, gpu_bytes: Callable[[], int] | None = None) -> list[Any]:
     """Run the parts of a stage and return what they return, in their order.
 
     After a failure no further part is begun, but those that run are waited for: what they finish is not done again.
@@ -32,6 +33,7 @@ def run_parts(what: str, parts: Sequence["partial[Any]"]) -> list[Any]:
     Args:
         what: The work, for the progress that is shown.
         parts: Calls of tasks.
+        gpu_bytes: Memory that each takes of a GPU, asked only where there are any; by default it has one for itself.
 
     Raises:
         InputError: If workers are lost again and again, or run other code than this process.
@@ -39,7 +41,8 @@ def run_parts(what: str, parts: Sequence["partial[Any]"]) -> list[Any]:
     """
     engine = current_engine() if parts else None
     if engine is not None:
-        return _Sending(engine, parts).run(what)
+        needed = gpu_bytes() if gpu_bytes is not None and engine.gpu_bytes else None
+        return _Sending(engine, parts, needed).run(what)
     results = []
     with progress(what, len(parts), "parts", bar=False) if len(parts) > 1 else nullcontext(lambda _: None) as advance:
         for part in parts:
@@ -51,8 +54,8 @@ def run_parts(what: str, parts: Sequence["partial[Any]"]) -> list[Any]:
 class _Sending:
     """Parts on their way through an engine: waiting, sent, or done."""
 
-    def __init__(self, engine: Engine, parts: Sequence["partial[Any]"]) -> None:
-        self._engine, self._parts = engine, parts
+    def __init__(self, engine: Engine, parts: Sequence["partial[Any]"], gpu_bytes: int | None) -> None:
+        self._engine, self._parts, self._gpu_bytes = engine, parts, gpu_bytes
         self._waiting = deque(range(len(parts)))
         self._sent: dict[int, PrefectFuture[Any]] = {}
         self._ended: SimpleQueue[int] = SimpleQueue()
@@ -85,6 +88,11 @@ class _Sending:
             index = self._ended.get()
             try:
                 self._results[index] = self._sent.pop(index).result()
+            except ImportError as error:  # also as Ray tells it
+                self._failures[index] = InputError(
+                    f"a worker of {self._engine.name} cannot import what it needs ({first_line(error)}): install the "
+                    "same release and packages on every machine"
+                )
             except self._engine.lost_worker as error:
                 lost = error
                 self._waiting.appendleft(index)
@@ -99,7 +107,8 @@ class _Sending:
     def _send(self, index: int) -> None:
         part = self._parts[index]
         parameters = get_call_parameters(part.func.fn, part.args, part.keywords)
-        with sending(code_of(part.func), torch.get_num_threads()), self._engine.asking():
+        share = gpu_share(self._gpu_bytes, self._engine.gpu_bytes) if self._engine.gpu_bytes else 0.0
+        with sending(code_of(part.func), torch.get_num_threads()), self._engine.asking(share):
             future = self._engine.task_runner.submit(part.func, parameters)
         self._sent[index] = future
         future.add_done_callback(lambda _: self._ended.put(index))

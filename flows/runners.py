@@ -3,7 +3,6 @@
 The one place that knows Ray, Dask and pools of processes. What runs on them is the business of `flows.fan_out`.
 """
 
-import functools
 import importlib.util
 import logging
 import multiprocessing
@@ -42,7 +41,8 @@ class Engine:
         num_slots: Parts that run at once.
         lost_worker: Errors that say that a worker died, not that a part failed.
         heals: Whether the engine gets a new worker by itself, and has tried the part again before it tells of a loss.
-        asking: Entered around every submission: what the engine is asked to give the part.
+        asking: Entered around a submission: asks the engine for what the part needs, such as a share of a GPU.
+        gpu_bytes: Memory of one GPU of the workers; 0 where the engine gives out none.
     """
 
     name: str
@@ -50,7 +50,8 @@ class Engine:
     num_slots: int
     lost_worker: tuple[type[Exception], ...]
     heals: bool
-    asking: Callable[[], AbstractContextManager[Any]] = nullcontext
+    asking: Callable[[float], AbstractContextManager[Any]] = nullcontext  # which takes no notice of the share
+    gpu_bytes: int = 0
 
 
 @dataclass(kw_only=True)
@@ -142,10 +143,13 @@ def _start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     from prefect.task_runners import ProcessPoolTaskRunner
 
     num_workers = _workers_here(runner, threads)
-    pool = ProcessPoolTaskRunner(max_workers=num_workers, initializer=_end_with_parent)
+    pool = stack.enter_context(ProcessPoolTaskRunner(max_workers=num_workers, initializer=_end_with_parent))
+    # A worker that is killed while it writes to Prefect's queue of messages keeps its lock for ever, and this process,
+    # which waits for what it has put there itself, would not end. Prefect 3.9 has no public way to say so.
+    stack.callback(pool._subprocess_message_queue.cancel_join_thread)
     return Engine(
         name=runner.name,
-        task_runner=stack.enter_context(pool),
+        task_runner=pool,
         num_slots=num_workers,
         lost_worker=(BrokenProcessPool,),
         heals=False,
@@ -171,21 +175,47 @@ def _start_ray(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     with _refusing(runner, address), warnings.catch_warnings():
         # Lance warns of every fork; Ray's becomes another program at once.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        task_runner = stack.enter_context(RayTaskRunner(address=address, init_kwargs=options))
+        if address is not None:
+            _require_ray(*_host_and_port(runner, address))
+        # Given no address at all, Ray would join whatever cluster was started on this machine last.
+        task_runner = stack.enter_context(RayTaskRunner(address=address or "local", init_kwargs=options))
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    # A model takes a GPU of its own: how much its caches will grow is not known before they do.
-    needs = {"CPU": max(1, min(threads, int(max(node.get("CPU", 0) for node in nodes))))}
-    if any("GPU" in node for node in nodes):
-        needs["GPU"] = 1
-    slots = sum(min(int(node.get(kind, 0) // count) for kind, count in needs.items()) for node in nodes)
+    cpus = max(1, min(threads, int(max(node.get("CPU", 0) for node in nodes))))
+    has_gpus = any(node.get("GPU", 0) for node in nodes)
+    gpu_bytes = ray.get(ray.remote(num_gpus=0.01)(_gpu_bytes).remote()) if has_gpus else 0
     return Engine(
         name=runner.name,
         task_runner=task_runner,
-        num_slots=max(1, slots),
+        num_slots=max(1, sum(int(node.get("CPU", 0) // cpus) for node in nodes)),
         lost_worker=(ray.exceptions.RayError,),
         heals=True,
-        asking=functools.partial(remote_options, num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0)),
+        asking=lambda share: remote_options(num_cpus=cpus, **({"num_gpus": share} if has_gpus else {})),
+        gpu_bytes=gpu_bytes,
     )
+
+
+def _gpu_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _require_ray(host: str, port: int) -> None:
+    """Refuse what does not speak as Ray does, in seconds: Ray itself would try for minutes.
+
+    Raises:
+        TimeoutError: If nothing there does.
+    """
+    import grpc
+    import ray
+
+    if host in (_LOOPBACK, "localhost"):
+        host = ray.util.get_node_ip_address()  # where Ray will look for it
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_ANSWER_TIMEOUT_S)
+        except grpc.FutureTimeoutError as error:
+            raise TimeoutError(f"nothing speaks at {host}:{port} within {_ANSWER_TIMEOUT_S:.0f} s") from error
 
 
 def _start_dask(runner: Runner, stack: ExitStack, threads: int) -> Engine:

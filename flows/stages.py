@@ -7,16 +7,20 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from flows.fan_out import run_parts
+from flows.gpu_share import training_bytes
 from kvpolicy.collection import CollectConfig
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.training import TrainConfig
 from storage.home import Home
+from storage.traces import TraceStore
 from tasks.analyse import analyse_shard
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard
+from tasks.model import model_spec
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.references import EvaluationRef, ModelRef, PromptsRef, SnapshotRef, TrainedRef
 from tasks.stage import StageOutcome, find_completed
+from tasks.traces import snapshot_rows
 from tasks.train import assemble_policy, train_heads, training_stage
 
 
@@ -60,7 +64,14 @@ def run_trainings(
         if find_completed(home, training_stage(model, snapshot, config, seed=own)) is None
         for first in range(0, model.num_heads, size)
     }
-    for (own, _), outcome in zip(parts, run_parts("train", list(parts.values())), strict=True):
+
+    def gpu_bytes() -> int:
+        longest = max(row.context_tokens for row in snapshot_rows(TraceStore(home.traces), snapshot))
+        head_dim = model_spec(home, model).head_dim
+        return training_bytes(config, num_heads=size, head_dim=head_dim, longest_tokens=longest)
+
+    outcomes = run_parts("train", list(parts.values()), gpu_bytes=gpu_bytes)
+    for (own, _), outcome in zip(parts, outcomes, strict=True):
         groups[own].append(outcome.outputs["group"])
     return [assemble_policy(home, model, snapshot, config, trained, seed=own) for own, trained in groups.items()]
 

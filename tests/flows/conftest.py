@@ -126,6 +126,13 @@ def _settings(prefect_api: str) -> Iterator[None]:
 
 
 @pytest.fixture
+def prefect_here(prefect_api: str) -> Iterator[None]:
+    """Lets flows of a test run in this process, with the server."""
+    with _settings(prefect_api):
+        yield
+
+
+@pytest.fixture
 def kvp_here(
     embedded_model_folder: Path,
     prefect_api: str,
