@@ -275,6 +275,8 @@ def main() -> None:
     except BrokenPipeError:
         os._exit(0)  # the reader of our output has gone; there is nobody to tell
     except Exception as error:
+        if _is_lost_connection(error):  # what else needs a network says so itself
+            _fail("the Prefect server no longer answers: start it, then run the same command again to go on")
         # typer carries a private copy of click, so its usage errors can only be told by what they offer.
         if not hasattr(error, "format_message"):
             raise
@@ -285,6 +287,11 @@ def main() -> None:
     if code == _INTERRUPTED:  # typer makes this of an interrupt, without a word
         _fail("interrupted; run the same command again to go on", code=_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    httpx = sys.modules.get("httpx")  # Prefect's client has loaded it, or nobody has
+    return httpx is not None and isinstance(error, httpx.TransportError)
 
 
 def _fail(message: str, *, code: int = 1) -> None:

@@ -92,7 +92,7 @@ def test_metrics_are_documented(smoke_run):
 
 
 def test_every_table_of_the_catalog_is_filled(smoke_run, small_run):
-    for table in TABLES:
+    for table in set(TABLES) - {"watched"}:  # which `kvp watch` fills
         home = small_run.home if table == "findings" else smoke_run.home  # the preset analyses nothing
         assert catalog(home).rows(table), table
 

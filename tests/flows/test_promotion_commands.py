@@ -49,6 +49,7 @@ def test_the_first_policy_set_is_champion(small_run):
     assert history.champion == history.challenger == policy
 
 
+@pytest.mark.slow
 def test_a_second_training_is_decided_on_with_the_champion_on_the_same_examples(kvp_here, small_run, home):
     first = small_run.document["policy_set"]["id"]
     options = (*small_run.options, *MORE_EXAMPLES, "--seed", "1")
@@ -95,6 +96,7 @@ def test_few_examples_leave_the_champion(kvp_here, small_run, home):
     assert aliased(home, challenger) == (challenger, challenger)
 
 
+@pytest.mark.slow
 def test_without_kvp_nothing_is_decided(kvp_here, small_run, home):
     options = (*small_run.options, "--methods", "knorm,snapkv", "--set", "evaluate.num_analysed=0")
     document = json.loads(kvp_here("run", *options, "--json", home=home).stdout)
@@ -155,6 +157,7 @@ def test_a_home_without_a_champion_is_one_line(kvp_here, tmp_path):
         assert_refused(kvp_here(command, home=home), f"{command}: there is no champion here yet")
 
 
+@pytest.mark.slow
 def test_a_lost_champion_is_one_line_and_another_may_take_its_place(kvp_here, small_run, home):
     first = small_run.document["policy_set"]["id"]
     shutil.rmtree(catalog(home).artifact(first).uri)
