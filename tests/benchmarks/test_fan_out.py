@@ -1,6 +1,6 @@
 """What a part costs beside its work: 90 near-empty parts on each runner, after its workers have started.
 
-Printed by `make bench`. The limit of the issue is 0.3 s a part.
+Printed by `make bench`. At most 0.3 s a part is wanted.
 """
 
 import json
