@@ -83,6 +83,7 @@ def test_a_second_training_is_decided_on_with_the_champion_on_the_same_examples(
     assert decision_line(promotion, second) in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_few_examples_leave_the_champion(kvp_here, small_run, home):
     options = (*small_run.options, *FEW_METHODS, "--seed", "2")
     promotion = json.loads(kvp_here("run", *options, "--json", home=home).stdout)["promotion"]

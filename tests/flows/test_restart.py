@@ -19,6 +19,7 @@ def reference(request):
     return request.getfixturevalue(f"{request.param}_run")
 
 
+@pytest.mark.slow
 def test_stages_one_by_one_in_another_home_give_the_same(kvp_here, reference, tmp_path):
     reports = [
         json.loads(kvp_here(stage, *reference.options, "--json", home=tmp_path).stdout)

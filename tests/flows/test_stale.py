@@ -152,6 +152,7 @@ def test_another_model_in_its_place_makes_everything_stale(kvp_here, small_run):
     assert all(("input", "model") in own for own in found.values())
 
 
+@pytest.mark.slow
 def test_a_lost_result_is_only_made_again(kvp_here, small_run, tmp_path):
     home = shutil.copytree(small_run.home, tmp_path / "home")
     policy = small_run.document["policy_set"]["id"]

@@ -231,6 +231,7 @@ def proxy(s3_url: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Fau
         yield running
 
 
+@pytest.mark.slow
 def test_an_object_store_that_is_busy_now_and_then_only_takes_longer(s3_url: str, proxy: FaultyProxy) -> None:
     proxy.busy_share = 0.2
     store = TraceStore(s3_url)

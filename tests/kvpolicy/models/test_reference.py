@@ -88,6 +88,7 @@ def test_conversion_gives_equal_content_elsewhere(converted, tiny_gguf, tmp_path
     assert resolve_model(str(tiny_gguf), cache=tmp_path).digest == converted[1].digest
 
 
+@pytest.mark.slow
 def test_two_processes_that_convert_at_once_both_end_well(tiny_gguf, tmp_path, start_python, converted):
     code = RESOLVE.format(source=str(tiny_gguf))
     processes = [start_python(code, KVP_CACHE=str(tmp_path)) for _ in range(2)]
