@@ -81,7 +81,10 @@ def check_runner(runner: Runner) -> None:
     if address is not None:
         host, port = _host_and_port(runner, address)
         try:
-            socket.create_connection((host, port), timeout=_ANSWER_TIMEOUT_S).close()
+            with socket.create_connection((host, port), timeout=_ANSWER_TIMEOUT_S) as connection:
+                # Dask's client waits for ever for one who listens and is silent; its scheduler speaks first.
+                if runner.name == "dask" and not address.startswith("tls://") and not connection.recv(1):
+                    raise ConnectionError("it hung up")
         except OSError as error:
             raise _nobody(runner, address, error.strerror or str(error)) from error
 
