@@ -22,7 +22,7 @@ from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.evaluation import Contender, evaluate_example
 from kvpolicy.methods.base import CacheState, Method
-from kvpolicy.methods.registry import make_method, method_names
+from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.objectives.cost import ranking_cost
 from kvpolicy.prompts import EncodedSample, encode
 from kvpolicy.protocol import cut_sample
@@ -33,7 +33,7 @@ TASKS = ("niah_multikey_2", "niah_multikey_3")
 BUDGETS = (108, 216, 432)  # an eighth, a quarter and a half of the mean context
 NUM_SAMPLES = 3
 NEEDLE = re.compile(r"special magic (?:number|uuid)s? for (\S+) is: (\S+)\.")
-HEURISTICS = tuple(name for name in method_names() if name not in ("kvp", "full", "oracle"))
+HEURISTICS = tuple(name for name in method_names() if not method_type(name).trained and name not in ("full", "oracle"))
 
 
 @dataclass(frozen=True, kw_only=True)
