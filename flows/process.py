@@ -83,6 +83,21 @@ def standard_output_kept_clean() -> Iterator[None]:
         os.close(kept)
 
 
+@contextmanager
+def environment_with(**variables: str) -> Iterator[None]:
+    """Set variables of the environment for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def configure_libraries() -> None:
     """Set what libraries read from the environment when they load; call it before torch is imported."""
     defaults = {

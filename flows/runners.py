@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flows.options import Runner
+from flows.process import environment_with
 from kvpolicy.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def _start(runner: Runner, stack: ExitStack) -> Engine:
     import torch
 
     threads = torch.get_num_threads()
-    stack.enter_context(_variables(OMP_NUM_THREADS=str(threads), TQDM_DISABLE="1", TRANSFORMERS_VERBOSITY="error"))
+    stack.enter_context(
+        environment_with(OMP_NUM_THREADS=str(threads), TQDM_DISABLE="1", TRANSFORMERS_VERBOSITY="error")
+    )
     start = {"processes": _start_processes, "ray": _start_ray, "dask": _start_dask}[runner.name]
     return start(runner, stack, threads)
 
@@ -170,7 +173,7 @@ def _start_ray(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     if address is None:
         options |= {"num_cpus": _workers_here(runner, threads) * threads, "include_dashboard": False}
         variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that, on any system, it listens on loopback only
-    stack.enter_context(_variables(**variables))
+    stack.enter_context(environment_with(**variables))
     import ray
     from prefect_ray import RayTaskRunner
     from prefect_ray.context import remote_options
@@ -301,21 +304,6 @@ def _nobody(runner: Runner, address: str, reason: str) -> InputError:
 
 def _passed_on() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-
-
-@contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    """Set variables that processes inherit which are started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _end_with_parent() -> None:

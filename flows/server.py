@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from flows.process import environment_with
 from flows.recovery import UnfinishedRun, marked_process, recover
 from flows.service_process import SERVER, Service, last_error, recorded, wait_for
 from storage.errors import StorageError
@@ -107,21 +108,6 @@ def _started_server(home: Home) -> Iterator[Callable[[], None]]:
                 yield wait
         finally:
             _stop(process)
-
-
-@contextmanager
-def environment_with(**variables: str) -> Iterator[None]:
-    """Set variables of the environment for as long as the block lasts."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def require_database() -> None:

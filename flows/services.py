@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from flows.process import environment_with
 from flows.recovery import UnfinishedRun, described, orphans_among, prefect_client, recover, unfinished_flow_runs
-from flows.server import HEARTBEAT_S, SERVER_LOCK, environment_with, own_server, require_database
+from flows.server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
 from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
 from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
 from storage.errors import StorageError

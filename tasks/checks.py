@@ -31,8 +31,8 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Pipeli
     for part in learned:
         for sample in read_encoded(part, model):
             _check_positions(model, sample, config, (config.collect.setting,), most_answer_tokens=0)
+    evaluate = config.evaluate
     for sample in read_encoded(judged, model):
-        evaluate = config.evaluate
         allowed = min(sample.sample.max_new_tokens, evaluate.max_answer_tokens or sample.sample.max_new_tokens)
         generated = allowed if evaluate.num_generated else 0
         _check_positions(model, sample, config, evaluate.settings, most_answer_tokens=generated)
