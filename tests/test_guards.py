@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 CHECKOUT = Path(__file__).parents[1]
 PACKAGES = ("kvpolicy", "storage", "tasks", "flows", "dashboards")
 STAND_INS = ("unittest.mock", "mock", "pytest_mock", "responses", "requests_mock", "respx", "vcr")
@@ -69,3 +71,8 @@ def test_the_guards_see_what_they_look_for():
         assert _prefect_tasks(ast.parse(text)), text
     assert not _prefect_tasks(ast.parse("from prefect import flow\nfrom prefect.runtime import task_run"))
     assert "unittest.mock" in _imports(ast.parse("from unittest import mock"))
+
+
+def test_no_test_changes_the_number_of_threads():
+    # Sums in float32 differ with it, and what runs here is compared with what child processes compute.
+    assert torch.get_num_threads() == 2

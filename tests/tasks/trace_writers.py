@@ -20,7 +20,6 @@ from storage.home import Home
 from tasks.collect import collect_fragment
 from tasks.references import ModelRef, PromptsRef
 
-torch.set_num_threads(1)
 environment()
 
 
@@ -28,6 +27,7 @@ def collect_all(
     home: Path, model: ModelRef, prompts: PromptsRef, config: CollectConfig, collection: str, *, first: int
 ) -> None:
     """Collect every fragment, beginning with one of them."""
+    torch.set_num_threads(1)  # not on import: the tests import this too
     starts = list(range(0, prompts.num_samples, config.samples_per_fragment))
     turn = starts.index(first)
     for start in starts[turn:] + starts[:turn]:
