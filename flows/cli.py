@@ -264,12 +264,12 @@ def _numbers(text: str | None) -> list[int] | None:
 
 def main() -> None:
     """Entry point: run a command, and turn what is wrong into one line."""
-    from kvpolicy.errors import InputError
+    from kvpolicy.errors import InputError, message_with_notes
 
     try:
         code = app(standalone_mode=False)
     except (InputError, StorageError) as error:
-        _fail(str(error))
+        _fail(message_with_notes(error))
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:

@@ -5,7 +5,6 @@ References travel, tensors do not. Which machines and processes there are is the
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -15,9 +14,10 @@ from prefect.futures import PrefectFuture
 from prefect.utilities.callables import get_call_parameters
 
 from flows.gpu_share import gpu_share
+from flows.run_progress import showing_stage
 from flows.runners import Engine, current_engine, restart_engine
 from kvpolicy.errors import InputError, first_line
-from tasks.progress import LOGGER, progress
+from tasks.progress import LOGGER
 from tasks.stage import code_of
 from tasks.worker import sending
 
@@ -43,11 +43,16 @@ def run_parts(what: str, parts: Sequence["partial[Any]"], *, gpu_bytes: Callable
     if engine is not None:
         needed = gpu_bytes() if gpu_bytes is not None and engine.gpu_bytes else None
         return _Sending(engine, parts, needed).run(what)
-    results = []
-    with progress(what, len(parts), "parts", bar=False) if len(parts) > 1 else nullcontext(lambda _: None) as advance:
+    results: list[Any] = []
+    with showing_stage(what, len(parts)) as change:
         for part in parts:
-            results.append(part())
-            advance("")
+            change(running=1)
+            try:
+                results.append(part())
+            except Exception:
+                change(running=0, failed=1)
+                raise
+            change(running=0, done=len(results))
     return results
 
 
@@ -65,16 +70,16 @@ class _Sending:
 
     def run(self, what: str) -> list[Any]:
         """Send all parts and gather what they return."""
-        with progress(what, len(self._parts), "parts") as advance:
+        with showing_stage(what, len(self._parts)) as change:
             while self._sent or (self._waiting and not self._failures):
-                lost = self._gather(advance)
+                lost = self._gather(change)
                 if lost is not None:
                     self._renew(lost)
         if self._failures:
             raise self._failures[min(self._failures)]
         return [self._results[index] for index in range(len(self._parts))]
 
-    def _gather(self, advance: Any) -> Exception | None:
+    def _gather(self, change: Callable[..., None]) -> Exception | None:
         """Keep the engine busy until there is nothing left to send or wait for, or until it has lost a worker."""
         lost: Exception | None = None
         while self._sent or (self._waiting and not self._failures and lost is None):
@@ -100,8 +105,8 @@ class _Sending:
                 self._failures[index] = error
             else:
                 self._losses = 0
-                running = min(len(self._sent), self._engine.num_slots)
-                advance(f"{running} running, {len(self._failures)} failed")
+            running = min(len(self._sent), self._engine.num_slots)
+            change(done=len(self._results), running=running, failed=len(self._failures))
         return lost
 
     def _send(self, index: int) -> None:

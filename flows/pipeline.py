@@ -16,8 +16,9 @@ from flows.figures import draw_figures
 from flows.options import Choices, Preset, Runner
 from flows.plan import Plan, planned
 from flows.promotion import decide_after_evaluation
-from flows.run_artifact import leave_artifact
-from flows.stages import run_collection, run_evaluation, run_trainings
+from flows.run_artifact import leave_artifact, leaving_failure
+from flows.run_progress import showing_run
+from flows.stages import expected_parts, run_collection, run_evaluation, run_trainings
 from flows.summary import summarise
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
@@ -132,19 +133,20 @@ def retrain(
         prepared = StageReport(
             artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
         )
-        reports = {
-            "prepare": prepared,
-            "collect": collect(**options),
-            "train": train(**options),
-            "evaluate": evaluate(**options),
-        }
-        trained, judged = reports["train"], reports["evaluate"]
-        decide_after_evaluation(
-            plan,
-            challenger_id=trained.artifact_id,
-            evaluation_id=judged.artifact_id,
-            evaluation_run_id=judged.run_id,
-        )
+        with leaving_failure(plan.model), showing_run(expected_parts(plan)):
+            reports = {
+                "prepare": prepared,
+                "collect": collect(**options),
+                "train": train(**options),
+                "evaluate": evaluate(**options),
+            }
+            trained, judged = reports["train"], reports["evaluate"]
+            decide_after_evaluation(
+                plan,
+                challenger_id=trained.artifact_id,
+                evaluation_id=judged.artifact_id,
+                evaluation_run_id=judged.run_id,
+            )
     leave_artifact(summarise(plan.home, reports))
     return reports
 

@@ -67,4 +67,4 @@ def _judge(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
         partial(evaluate_shard, plan.home, plan.model, [champion], prompts, config, first=first, seed=plan.seed)
         for first in range(0, prompts.num_samples, config.examples_per_shard)
     ]
-    return [shard for shard, _ in run_parts("evaluate", parts)]
+    return [shard for shard, _ in run_parts("judge champion", parts)]

@@ -1,20 +1,38 @@
 """What a run of the pipeline leaves in Prefect: one page of Markdown with curves, links and the decision."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
+
+from kvpolicy.errors import message_with_notes
+from tasks.references import ModelRef
 
 _SHOWN_METRIC, _MEAN_TASK = "kl", "mean"
 
 
 def leave_artifact(summary: Mapping[str, Any]) -> None:
     """Leave the page with the flow run around this call; pages of one model are versions of one artifact."""
-    create_markdown_artifact(
-        markdown=run_markdown(summary),
-        key=f"retrain-{summary['model']['digest'][:8]}",
-        description=f"Budget curves of {summary['model']['name']}, and who is champion",
-    )
+    name = summary["model"]["name"]
+    _leave(run_markdown(summary), summary["model"]["digest"], f"Budget curves of {name}, and who is champion")
+
+
+@contextmanager
+def leaving_failure(model: ModelRef) -> Iterator[None]:
+    """If the block fails, leave a page that says where and why: the stage and its run with what was wrong."""
+    try:
+        yield
+    except Exception as error:
+        lines = [f"# Failed: {model.artifact_id}", "", message_with_notes(error), ""]
+        lines += ["What was finished is kept: mend the cause, then run the same command or deployment again."]
+        with suppress(Exception):  # the server may be what has failed
+            _leave("\n".join(lines), model.digest, "Why the run failed")
+        raise
+
+
+def _leave(markdown: str, model_digest: str, description: str) -> None:
+    create_markdown_artifact(markdown=markdown, key=f"retrain-{model_digest[:8]}", description=description)
 
 
 def run_markdown(summary: Mapping[str, Any]) -> str:

@@ -107,6 +107,8 @@ def _print(found: "Status", *, as_json: bool) -> None:
     ):
         for run in runs:
             print(f"{kind}: flow run {run.name} ({run.flow_run_id}), {run.state}, since {run.started_at or 'never'}")
+            if told := found.progress.get(run.flow_run_id):
+                print(f"      {told}")
 
 
 def _refuse_another_server(home: Home) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from flows.process import environment_with
 from flows.recovery import UnfinishedRun, described, orphans_among, prefect_client, recover, unfinished_flow_runs
+from flows.run_progress import recorded_progress
 from flows.server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
 from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
 from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
@@ -60,6 +61,7 @@ class Status:
         flow_runs: Flow runs that run.
         orphans: Those that Prefect takes for running although their process is dead.
         recovered: Those that were, and have now been noted as crashed.
+        progress: Flow run id to how far it is, of those flow runs that say so.
     """
 
     home: str
@@ -69,6 +71,7 @@ class Status:
     flow_runs: list[UnfinishedRun] = field(default_factory=list)
     orphans: list[UnfinishedRun] = field(default_factory=list)
     recovered: list[UnfinishedRun] = field(default_factory=list)
+    progress: dict[str, str] = field(default_factory=dict)
 
 
 def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: int) -> Status:
@@ -146,6 +149,7 @@ def status(home: Home, *, started: list[str] | None = None, recovered: list[Unfi
             flow_runs=[described(run) for run in unfinished if run.id not in dead],
             orphans=[described(run) for run in orphans],
             recovered=recovered or [],
+            progress=recorded_progress(client, [run.id for run in unfinished]),
         )
 
 

@@ -80,6 +80,20 @@ def recorded_requests(catalog: Catalog) -> list[RequestRecord]:
     ]
 
 
+def mean_seconds(catalog: Catalog, preset: str) -> dict[str, float]:
+    """What completed runs of each stage took on average, of those that served requests of a preset.
+
+    Raises:
+        StorageError: if the catalog cannot be read.
+    """
+    found = catalog.sql(
+        "SELECT stage, avg(seconds) AS seconds FROM runs JOIN edges USING (run_id) JOIN artifacts USING (artifact_id) "
+        "WHERE outcome = 'completed' AND edges.name = 'request' AND edges.role = 'input' AND kind = 'request' "
+        f"AND json_extract_string(metadata_json, '$.config.preset') = {quote(preset)} GROUP BY stage"
+    )
+    return {row["stage"]: row["seconds"] for row in found.to_pylist()}
+
+
 def _newest(catalog: Catalog, rows: list[Mapping[str, Any]]) -> dict[StageName, StageRun]:
     """The newest run of each stage; what no run of the request made is followed back from what its runs read."""
     found: dict[StageName, StageRun] = {}

@@ -5,32 +5,48 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LOGGER = logging.getLogger("kvpolicy")
-_SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LINES = 15.0
+_SHOWN: ContextVar["Progress | None"] = ContextVar("shown", default=None)
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Callable[[str], None]]:
+def progress(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
     """Show how far a long piece of work is; call what it gives once for every unit done.
 
     Args:
         what: The work, such as `collect`.
         total: Units in all.
         unit: Their name in the plural, such as `samples`.
-        bar: Whether it may be a bar on a terminal; of two works of which one is within the other, only one may.
 
     Yields:
         A function that advances by one unit and takes a note to show, or an empty one.
     """
-    # Workers of a flow show nothing: it counts the parts that they have done.
-    show = _bar if bar and sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO) else _lines
-    with show(what, total, unit) as advance:
-        yield advance
+    with terminal_bars() as bars:
+        if bars is None:
+            yield _lines(what, total, unit)
+            return
+        bar = bars.add_task(what, total=total, unit=unit, note="")
+        yield lambda note: bars.update(bar, advance=1, note=note)
+        bars.remove_task(bar)  # what is within other work leaves no trace of each of its parts
 
 
 @contextmanager
-def _bar(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
+def terminal_bars() -> "Iterator[Progress | None]":
+    """The bars on the terminal, one display for all who are within it; None where lines are shown."""
+    # Workers of a flow show nothing: it counts the parts that they have done.
+    if not (sys.stderr.isatty() and LOGGER.isEnabledFor(logging.INFO)):
+        yield None
+        return
+    if (shown := _SHOWN.get()) is not None:
+        yield shown
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -38,17 +54,26 @@ def _bar(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
         TextColumn("{task.description:<10}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        bar = bars.add_task(what, total=total, note="")
-        yield lambda note: bars.update(bar, advance=1, note=note)
+        token = _SHOWN.set(bars)
+        try:
+            yield bars
+        finally:
+            _SHOWN.reset(token)
 
 
-@contextmanager
-def _lines(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
+def duration(seconds: float) -> str:
+    """A time span for people, as exact as they need it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _lines(what: str, total: int, unit: str) -> Callable[[str], None]:
     started = last = time.monotonic()
     done = 0
 
@@ -56,11 +81,11 @@ def _lines(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
         nonlocal done, last
         done += 1
         now = time.monotonic()
-        if done == total or now - last >= _SECONDS_BETWEEN_LINES:
+        if done == total or now - last >= SECONDS_BETWEEN_LINES:
             last = now
             told = [f"{now - started:.0f} s"]
             if done < total:
-                told.append(f"about {(now - started) / done * (total - done):.0f} s left")
+                told.append(f"about {duration((now - started) / done * (total - done))} left")
             LOGGER.info("%s: %d/%d %s, %s", what, done, total, unit, ", ".join([*told, *([note] if note else [])]))
 
-    yield advance
+    return advance

@@ -208,7 +208,11 @@ def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *,
         repeats=purpose.repeats,
         **prefect_ids,
     ) as run:
-        body(run)
+        try:
+            body(run)
+        except Exception as failure:
+            failure.add_note(f"stage {stage.name}, run {run.run_id}")
+            raise
     return StageOutcome(
         run_id=run.run_id,
         mlflow_run_id=run.mlflow_run_id,
