@@ -101,12 +101,16 @@ class RunProgress:
     def line(self, now: float) -> str:
         """All stages and the time that is left, in one line."""
         counts = ", ".join(f"{name} {stage.told()}" for name, stage in self.stages.items())
+        return "; ".join(filter(None, [counts, self.left(now)]))
+
+    def left(self, now: float) -> str:
+        """The time that is left of the run, in words; empty if nothing tells."""
         left = {name: stage.left_s(now) for name, stage in self.stages.items() if stage.ended_at is None}
         known_s = sum(seconds for seconds in left.values() if seconds is not None)
-        if not left or not known_s:
-            return counts
         unknown = [name for name, seconds in left.items() if seconds is None]
-        return f"{counts}; about {duration(known_s)} left" + (f" without {' and '.join(unknown)}" if unknown else "")
+        if not known_s:
+            return ""
+        return f"about {duration(known_s)} left" + (f" without {' and '.join(unknown)}" if unknown else "")
 
 
 def _whole_s(stage: StageProgress, now: float) -> float:
@@ -216,7 +220,9 @@ def _bars(bars: "Progress") -> _Place:
             if name not in ids:
                 ids[name] = bars.add_task(name, unit="parts", note="")
             over = stage.ended_at is not None
-            bars.update(ids[name], total=stage.total, completed=stage.total if over else stage.done, note=stage.note())
+            left = "" if over or stage.started_at is None else progress.left(now)
+            note = ", ".join(filter(None, [stage.note(), left and f"run: {left}"]))
+            bars.update(ids[name], total=stage.total, completed=stage.total if over else stage.done, note=note)
 
     return show
 
