@@ -23,8 +23,9 @@ demo: setup
 smoke: setup
 	@$(BIN)/kvp run --preset smoke
 
+# Two at a time: half of the tests wait for servers and processes. Files stay whole, and share what they set up.
 test: setup
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: setup
 	@$(BIN)/pytest -m slow
