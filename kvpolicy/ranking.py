@@ -89,6 +89,37 @@ def kept_positions(
     return torch.cat((sinks, best, recents), dim=-1).sort(dim=-1).values
 
 
+def retention_ranks(
+    scores: Float[Tensor, "head token"],
+    *,
+    num_sink_tokens: int = NUM_SINK_TOKENS,
+    num_recent_tokens: int = NUM_RECENT_TOKENS,
+) -> Int[Tensor, "head token"]:
+    """Say how long each token is kept as the budget shrinks: the inverse of `kept_positions`, for all budgets at once.
+
+    The always-kept tokens rank first, in the order of their positions, and the others follow by score. So a head that
+    keeps b tokens keeps exactly those with ranks up to b.
+
+    Args:
+        scores: Higher is kept longer.
+        num_sink_tokens: First tokens that are always kept.
+        num_recent_tokens: Last tokens that are always kept.
+
+    Returns:
+        Ranks from 1, each once in a head.
+
+    Raises:
+        InputError: If the context is shorter than the always-kept tokens, or a score between them is NaN.
+    """
+    num_heads, num_tokens = scores.shape
+    check_budget(num_tokens, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
+    end = num_tokens - num_recent_tokens
+    places = torch.arange(num_tokens, device=scores.device).expand(num_heads, -1)
+    best = rank_by_score(scores[:, num_sink_tokens:end]) + num_sink_tokens
+    order = torch.cat((places[:, :num_sink_tokens], places[:, end:], best), dim=-1)
+    return torch.empty_like(order).scatter_(1, order, places + 1)
+
+
 def check_budget(
     budget: int,
     num_tokens: int,

@@ -276,6 +276,17 @@ METRICS = _table(
     _field("value", _FLOAT, "value"),
 )
 
+HEAD_CURVES = _table(
+    "held-out cost of each KV head during training, one row for each point",
+    _field("policy_set_id", _TEXT, "artifact of the policy set"),
+    _field("model_digest", _TEXT, "digest of the model"),
+    _field("head", _INT, "layer * KV heads per layer + KV head"),
+    _field("head_name", _TEXT, "as in L03.H1"),
+    _field("step", _INT, "training step"),
+    _field("heldout_cost", _FLOAT, "normalised eviction cost on held-out traces after that step; 1 is optimal"),
+    _RUN_ID,
+)
+
 TABLES: Mapping[str, pa.Schema] = {
     "artifacts": ARTIFACTS,
     "runs": RUNS,
@@ -284,6 +295,7 @@ TABLES: Mapping[str, pa.Schema] = {
     "heads": HEADS,
     "head_pairs": HEAD_PAIRS,
     "head_costs": HEAD_COSTS,
+    "head_curves": HEAD_CURVES,
     "curves": CURVES,
     "comparisons": COMPARISONS,
     "findings": FINDINGS,
@@ -306,6 +318,7 @@ INDEXED: Mapping[str, tuple[str, ...]] = {
     "heads": ("run_id",),
     "head_pairs": ("run_id",),
     "head_costs": ("run_id",),
+    "head_curves": ("run_id",),
     "curves": ("run_id", "curve_id", "mlflow_run_id"),
     "comparisons": ("run_id",),
     "findings": ("run_id",),

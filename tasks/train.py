@@ -140,16 +140,15 @@ def assemble_policy(
         policy = PolicySet(agents=agents, spec=model_spec(home, model), model_digest=model.digest, training=training)
         artifact = save_trained(home, policy, f"{model.name}, {config.objective}, seed {seed}", kind="policy_set")
         artifact = dataclasses.replace(artifact, metadata={"heldout_cost": cost, "seed": seed})
-        curves = _training_curves(
-            [artifact.metadata["records"] for artifact in artifacts],
-            [len(artifact.metadata["heldout_cost"]) for artifact in artifacts],
-        )
+        records = [artifact.metadata["records"] for artifact in artifacts]
+        curves = _training_curves(records, [len(artifact.metadata["heldout_cost"]) for artifact in artifacts])
         run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
         policy_id = run.output("policy", artifact)
         shapes = read_head_shapes(home, snapshot, split=HELDOUT_SPLIT)
         own = {"policy_set_id": policy_id, "model_digest": model.digest}
         run.append("heads", [own | row for row in _head_rows(policy, shapes, cost, config.num_steps)])
         run.append("head_pairs", [own | row for row in head_pair_rows(shapes)])
+        run.append("head_curves", [own | row for row in _head_curve_rows(policy, records)])
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
@@ -177,6 +176,7 @@ def _plain(record: StepRecord) -> dict[str, Any]:
         "gradient_norm": record.gradient_norm,
         "learning_rate": record.learning_rate,
         "heldout_cost": None if cost is None else float(cost.mean()),
+        "head_costs": None if cost is None else cost.tolist(),
         "seconds": record.train_s,
     }
 
@@ -244,4 +244,14 @@ def _head_rows(policy: PolicySet, shapes: HeadShapes, cost: Sequence[float], num
             **shape_of_head(shapes, head),
         }
         for head, value in enumerate(cost)
+    ]
+
+
+def _head_curve_rows(policy: PolicySet, groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What each head's ranking cost at the steps that measured it."""
+    return [
+        {"head": head, "head_name": policy.spec.head_name(head), "step": int(steps[0]["step"]), "heldout_cost": cost}
+        for steps in zip(*groups, strict=True)
+        if steps[0]["head_costs"] is not None
+        for head, cost in enumerate(cost for own in steps for cost in own["head_costs"])
     ]

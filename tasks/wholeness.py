@@ -11,6 +11,7 @@ from storage.catalog import Artifact
 from storage.errors import StorageError
 from storage.home import Home
 from storage.parquet import read_rows
+from storage.token_ranks import is_whole as has_whole_ranks
 from storage.traces import TraceStore
 from tasks.trained import is_whole_trained
 
@@ -43,6 +44,10 @@ def is_whole(artifact: Artifact) -> bool:
     return not artifact.uri or (place.exists() and _CHECKS.get(artifact.kind, lambda *_: True)(place, artifact.digest))
 
 
+def _is_whole_analysis(place: Path, digest: str) -> bool:
+    return _readable("scores.parquet", "findings.parquet")(place, digest) and has_whole_ranks(place)
+
+
 def _readable(*names: str) -> Callable[[Path, str], bool]:
     """A check of a file of rows, or of those in a folder that are named."""
 
@@ -62,5 +67,5 @@ _CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
     **{kind: partial(is_whole_trained, kind) for kind in ("policy_set", "head_group", "soft_tokens")},
     "prompts": _readable(),
     "evaluation_shard": _readable("scores.parquet", "costs.parquet"),
-    "analysis_shard": _readable("scores.parquet", "findings.parquet"),
+    "analysis_shard": _is_whole_analysis,
 }

@@ -3,7 +3,16 @@
 from kvpolicy.evaluation.analysis import analyse_example
 from kvpolicy.evaluation.config import EvaluateConfig
 from kvpolicy.evaluation.example import evaluate_example
-from kvpolicy.evaluation.results import AnalysisResult, Contender, ExampleResult, Finding, HeadCosts, Score
+from kvpolicy.evaluation.results import (
+    AnalysisResult,
+    Contender,
+    ExampleResult,
+    Finding,
+    HeadCosts,
+    RankedContext,
+    Score,
+    TokenRanking,
+)
 
 __all__ = [
     "AnalysisResult",
@@ -12,7 +21,9 @@ __all__ = [
     "ExampleResult",
     "Finding",
     "HeadCosts",
+    "RankedContext",
     "Score",
+    "TokenRanking",
     "analyse_example",
     "evaluate_example",
 ]

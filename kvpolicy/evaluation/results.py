@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.methods.base import Method
@@ -71,9 +71,48 @@ class Finding:
     value: float
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenRanking:
+    """The order in which one contender gives up the tokens of a context.
+
+    Attributes:
+        method: Whose it is.
+        seed: Of the method.
+        ranks: From 1, kept longest, as `kvpolicy.ranking.retention_ranks`: a head that keeps b tokens keeps ranks to b.
+        kept: Tokens that each head keeps at each budget, in the order of the budgets.
+    """
+
+    method: str
+    seed: int
+    ranks: Int[Tensor, "head token"]
+    kept: Int[Tensor, "budget head"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankedContext:
+    """One context of an example with the attention that its tokens will receive, and everyone's ranking of them.
+
+    Attributes:
+        setting: Which of the example's contexts it is.
+        importance: What the future pays each token (DESIGN: section 3).
+        rankings: Of all contenders that evict.
+    """
+
+    setting: str
+    importance: Float[Tensor, "head token"]
+    rankings: tuple[TokenRanking, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnalysisResult:
-    """What the analysis of one example came to: `missed_mass` and `reward_correlation` as scores, and findings."""
+    """What the analysis of one example came to.
+
+    Attributes:
+        scores: `missed_mass` and `reward_correlation`.
+        findings: What is no score.
+        contexts: Token by token, one for each setting.
+    """
 
     scores: tuple[Score, ...]
     findings: tuple[Finding, ...]
+    contexts: tuple[RankedContext, ...]

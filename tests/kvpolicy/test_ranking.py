@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
-from kvpolicy.ranking import NOT_KEPT, budget_from_ratio, check_allocation, kept_positions, rank_by_score
+from kvpolicy.ranking import (
+    NOT_KEPT,
+    budget_from_ratio,
+    check_allocation,
+    kept_positions,
+    rank_by_score,
+    retention_ranks,
+)
 
 # Few distinct values, so that ties are the rule.
 tied_scores = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, float("inf"), float("-inf")]), min_size=20, max_size=60)
@@ -54,6 +61,19 @@ def test_kept_sets_are_nested(scores, data):
     large = data.draw(st.integers(small, len(scores)))
     few, many = (set(kept_positions(torch.tensor([scores]), budget)[0].tolist()) for budget in (small, large))
     assert few <= many
+
+
+@given(tied_scores, st.data())
+@settings(deadline=None)
+def test_a_budget_keeps_the_ranks_up_to_it(scores, data):
+    sinks, recents = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 14))
+    always = {"num_sink_tokens": sinks, "num_recent_tokens": recents}
+    both = torch.tensor([scores, scores[::-1]])
+    ranks = retention_ranks(both, **always)
+    assert ranks.sort(dim=1).values.tolist() == [list(range(1, len(scores) + 1))] * 2
+    for budget in range(sinks + recents, len(scores) + 1):
+        for row, kept in zip(ranks, kept_positions(both, budget, **always), strict=True):
+            assert torch.nonzero(row <= budget).flatten().tolist() == kept.tolist()
 
 
 def test_the_whole_context_is_a_budget():

@@ -15,7 +15,9 @@ from kvpolicy.policies.policy_set import load_policy
 from kvpolicy.training import TrainConfig
 from storage.catalog import Catalog
 from storage.errors import StorageError
+from storage.token_ranks import list_contexts, list_rankings, read_context
 from storage.traces import TraceStore
+from tasks.analyse import analyse_shard
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.model import load_model
@@ -209,6 +211,36 @@ def test_head_costs_are_means_over_the_examples(home, judged):
         assert row["cost"] == pytest.approx(sum(cost[row["head"]] for cost in own) / 4)
         if row["method"] == "oracle":
             assert row["cost"] == pytest.approx(1)
+
+
+def test_costs_of_heads_in_training_end_with_those_of_the_policy(home, policy):
+    rows = Catalog(home).rows("head_curves", f"policy_set_id = '{policy.artifact_id}'")
+    assert [(row["step"], row["head"]) for row in rows] == [(step, head) for step in (2, 4) for head in range(4)]
+    final = {row["head"]: row["heldout_cost"] for row in Catalog(home).rows("heads")}
+    assert {row["head"]: row["heldout_cost"] for row in rows if row["step"] == 4} == final
+    means = {row["step"]: row["value"] for row in Catalog(home).rows("metrics", "name = 'heldout_cost'")}
+    for step, mean in means.items():
+        assert sum(row["heldout_cost"] for row in rows if row["step"] == step) / 4 == pytest.approx(mean)
+
+
+def test_an_analysis_keeps_the_text_and_every_ranking_of_its_examples(home, model, policy, prompts):
+    shard, _ = analyse_shard.fn(home, model, [policy], prompts("test", 2), EVALUATE, examples=(0, 1), seed=0)
+    folder = Path(shard.path)
+    example = read_encoded(prompts("test", 2), model)[0]
+    assert [(row["setting"], row["num_tokens"]) for row in list_contexts(folder)] == [
+        ("query_agnostic", len(example.context_ids)),
+        ("query_aware", len(example.context_ids) + len(example.question_ids)),
+    ]
+    methods = {(row["method"], row["seed"]) for row in list_rankings(folder)}
+    assert methods == {("kvp", 0), ("knorm", 0), ("random", 0), ("random", 1), ("oracle", 0)}
+    for row in list_contexts(folder):
+        context = read_context(folder, row["sample_id"], row["setting"], [("oracle", 0)])
+        assert example.sample.context in "".join(context.pieces)
+        assert (example.sample.question in "".join(context.pieces)) == (row["setting"] == "query_aware")
+        (oracle,) = context.rankings
+        for ranks, importance in zip(oracle.ranks, context.importance, strict=True):
+            worth = importance[4:-16][ranks[4:-16].argsort()]
+            assert (worth[:-1] >= worth[1:]).all()
 
 
 def test_the_curve_of_a_policy_goes_back_to_its_traces(home, model, policy, collected, judged):

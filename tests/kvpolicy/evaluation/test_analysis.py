@@ -97,3 +97,17 @@ def test_what_keeps_everything_misses_nothing_and_changes_no_order(model, exampl
     figures = {score.metric: score.value for score in result.scores}
     assert figures["missed_mass"] == 0
     assert figures["reward_correlation"] == pytest.approx(1, abs=1e-3)
+
+
+def test_rankings_keep_what_missed_the_mass_that_the_scores_say(result):
+    missed = {(s.setting, s.method, s.budget): s.value for s in result.scores if s.metric == "missed_mass"}
+    for context in result.contexts:
+        total = context.importance.sum(dim=1)
+        assert {own.method for own in context.rankings} == set(NAMES) - {"full"}
+        for own in context.rankings:
+            for place, budget in enumerate(BUDGETS):
+                kept = own.ranks <= own.kept[place][:, None]
+                assert kept.sum() == budget * len(total)
+                lost = 1 - (context.importance * kept).sum(dim=1) / total
+                assert float(lost.mean()) == pytest.approx(missed[context.setting, own.method, budget], abs=1e-5)
+    assert [context.setting for context in result.contexts] == list(SETTINGS)

@@ -1,0 +1,298 @@
+"""Rankings of contexts token by token, as two Parquet files in the folder of an analysis.
+
+`contexts.parquet` has a row for each context: the text of its tokens, and what the future pays each of them in every
+head. `rankings.parquet` has a row for each ranking of one of them. Both have a row group for each context, so that one
+is read without the others. Arrays lie flat, heads one after the other; Parquet packs ranks into as many bits as the
+length of the context needs (90 heads, 900 tokens: about 100 KB a ranking).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storage.errors import StorageError, one_line
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CONTEXTS, RANKINGS = "contexts.parquet", "rankings.parquet"
+_DIGEST = "content_sha256"
+_NAME = ("sample_id", "benchmark", "task", "setting")
+_COLUMNS = {
+    CONTEXTS: (*_NAME, "budgets", "num_heads", "num_tokens", "pieces", "importance"),
+    RANKINGS: (*_NAME, "method", "seed", "ranks", "kept"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredRanking:
+    """The order in which one method gives up the tokens of a context.
+
+    Attributes:
+        method: the method.
+        seed: its seed.
+        ranks: (head, token) from 1, kept longest; a head that keeps b tokens keeps ranks 1 to b.
+        kept: (budget, head) tokens that a head keeps at each of the context's budgets.
+    """
+
+    method: str
+    seed: int
+    ranks: npt.NDArray[np.int32]
+    kept: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredContext:
+    """A context, what its tokens are worth, and rankings of them.
+
+    Attributes:
+        sample_id: the sample.
+        benchmark: its benchmark.
+        task: its task.
+        setting: query_aware or query_agnostic.
+        budgets: entries kept per KV head, in tokens.
+        pieces: text of each token.
+        importance: (head, token) attention that the future pays.
+        rankings: in the order of the methods.
+    """
+
+    sample_id: str
+    benchmark: str
+    task: str
+    setting: str
+    budgets: tuple[int, ...]
+    pieces: tuple[str, ...]
+    importance: npt.NDArray[np.float32]
+    rankings: tuple[StoredRanking, ...]
+
+    def __post_init__(self) -> None:
+        """Check that all arrays are of the same heads and tokens.
+
+        Raises:
+            StorageError: if one is not.
+        """
+        shape = self.importance.shape
+        if len(shape) != 2 or shape[1] != len(self.pieces):
+            raise StorageError(
+                f"context of {self.sample_id}: importance has shape {shape}, expected heads x {len(self.pieces)} tokens"
+            )
+        for ranking in self.rankings:
+            if ranking.ranks.shape != shape or ranking.kept.shape != (len(self.budgets), shape[0]):
+                raise StorageError(
+                    f"context of {self.sample_id}: {ranking.method} has ranks of shape {ranking.ranks.shape} and kept "
+                    f"counts of {ranking.kept.shape}, expected {shape} and {(len(self.budgets), shape[0])}"
+                )
+
+    @property
+    def name(self) -> dict[str, str]:
+        """What names it in both files."""
+        return {name: getattr(self, name) for name in _NAME}
+
+    def find(self, method: str, seed: int) -> StoredRanking | None:
+        """The ranking of a method, if it was read."""
+        return next((own for own in self.rankings if (own.method, own.seed) == (method, seed)), None)
+
+
+def digest_of(contexts: Iterable[StoredContext]) -> str:
+    """Return the digest of the content of some contexts."""
+    found = hashlib.sha256()
+    for context in contexts:
+        for text in (*context.name.values(), *context.pieces):
+            found.update(f"{len(text)} {text}".encode())
+        found.update(np.asarray(context.budgets, dtype="<i8").tobytes())
+        found.update(np.ascontiguousarray(context.importance, dtype="<f4").tobytes())
+        for own in context.rankings:
+            found.update(f"{own.method} {own.seed} {own.ranks.shape}".encode())
+            found.update(np.ascontiguousarray(own.ranks, dtype="<i4").tobytes())
+            found.update(np.ascontiguousarray(own.kept, dtype="<i4").tobytes())
+    return found.hexdigest()
+
+
+def write_token_ranks(folder: Path, contexts: Sequence[StoredContext]) -> None:
+    """Write both files; each appears when it is complete, and replaces one that is there.
+
+    Args:
+        folder: where they go; it is made if it is missing.
+        contexts: at least one.
+
+    Raises:
+        StorageError: if there are none, or they cannot be written.
+    """
+    if not contexts:
+        raise StorageError(f"no contexts to write to {folder}")
+    digest = digest_of(contexts)
+    _write(folder / CONTEXTS, ([_context_row(context)] for context in contexts), digest)
+    _write(folder / RANKINGS, (_ranking_rows(context) for context in contexts), digest)
+
+
+def list_contexts(folder: Path) -> list[dict[str, Any]]:
+    """Return what there is in a folder: sample_id, benchmark, task, setting, budgets and numbers of heads and tokens.
+
+    Returns:
+        A row for each context; none if the analysis was made before rankings were kept.
+
+    Raises:
+        StorageError: if the file is damaged.
+    """
+    path = folder / CONTEXTS
+    if not path.exists():
+        return []
+    return _read(path, [*_NAME, "budgets", "num_heads", "num_tokens"])
+
+
+def list_rankings(folder: Path) -> list[dict[str, Any]]:
+    """Return the methods with their seeds of each context: sample_id, setting, method, seed.
+
+    Raises:
+        StorageError: if the file is missing or damaged.
+    """
+    return _read(folder / RANKINGS, ["sample_id", "setting", "method", "seed"])
+
+
+def read_context(
+    folder: Path, sample_id: str, setting: str, methods: Iterable[tuple[str, int]] | None = None
+) -> StoredContext | None:
+    """Read one context, or None if it is not there.
+
+    Args:
+        folder: where `write_token_ranks` wrote.
+        sample_id: the sample.
+        setting: its setting.
+        methods: (method, seed) of the rankings that are wanted; all of them by default.
+
+    Raises:
+        StorageError: if a file is missing or damaged.
+    """
+    where: list[tuple[str, str, Any]] = [("sample_id", "=", sample_id), ("setting", "=", setting)]
+    rows = _read(folder / CONTEXTS, None, where)
+    if not rows:
+        return None
+    row = rows[0]
+    heads, budgets = row["num_heads"], tuple(row["budgets"].tolist())
+    wanted = None if methods is None else set(methods)
+    if wanted is not None:
+        where.append(("method", "in", sorted({method for method, _ in wanted})))
+    found = _read(folder / RANKINGS, None, where) if wanted is None or wanted else []
+    return StoredContext(
+        **{name: row[name] for name in _NAME},
+        budgets=budgets,
+        pieces=tuple(row["pieces"]),
+        importance=np.array(row["importance"], dtype=np.float32).reshape(heads, -1),
+        rankings=tuple(
+            StoredRanking(
+                method=own["method"],
+                seed=own["seed"],
+                ranks=np.array(own["ranks"], dtype=np.int32).reshape(heads, -1),
+                kept=np.array(own["kept"], dtype=np.int32).reshape(len(budgets), heads),
+            )
+            for own in found
+            if wanted is None or (own["method"], own["seed"]) in wanted
+        ),
+    )
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether both files can be read and hold what was written."""
+    try:
+        names = list_contexts(folder)
+        contexts = [read_context(folder, row["sample_id"], row["setting"]) for row in names]
+        found = digest_of(context for context in contexts if context is not None)
+        return bool(names) and {_written_digest(folder / name) for name in (CONTEXTS, RANKINGS)} == {found}
+    except (StorageError, ValueError):
+        return False
+
+
+def _context_row(context: StoredContext) -> dict[str, Any]:
+    heads, tokens = context.importance.shape
+    return context.name | {
+        "budgets": list(context.budgets),
+        "num_heads": heads,
+        "num_tokens": tokens,
+        "pieces": list(context.pieces),
+        "importance": context.importance.ravel(),
+    }
+
+
+def _ranking_rows(context: StoredContext) -> list[dict[str, Any]]:
+    return [
+        context.name | {"method": own.method, "seed": own.seed, "ranks": own.ranks.ravel(), "kept": own.kept.ravel()}
+        for own in context.rankings
+    ]
+
+
+def _schema(file_name: str, digest: str) -> Any:
+    import pyarrow as pa
+
+    kinds: Mapping[str, Any] = {
+        "budgets": pa.list_(pa.int32()),
+        "num_heads": pa.int32(),
+        "num_tokens": pa.int32(),
+        "seed": pa.int64(),
+        "pieces": pa.list_(pa.string()),
+        "importance": pa.list_(pa.float32()),
+        "ranks": pa.list_(pa.int32()),
+        "kept": pa.list_(pa.int32()),
+    }
+    columns = [(name, kinds.get(name, pa.string())) for name in _COLUMNS[file_name]]
+    return pa.schema(columns, metadata={_DIGEST: digest})
+
+
+def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> None:
+    """Write groups of rows, a row group each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draft, schema = path.with_name(f".{path.name}-{uuid.uuid4().hex}"), _schema(path.name, digest)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+            for rows in groups:
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+        draft.replace(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"cannot write {path}: {one_line(error)}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _read(
+    path: Path, columns: Sequence[str] | None, where: Sequence[tuple[str, str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=columns, filters=list(where) if where else None)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise StorageError(
+            f"cannot read {path}: {one_line(error)}; delete what is left of it and run `kvp evaluate` again"
+        ) from error
+    rows: list[dict[str, Any]] = [
+        {name: _plain(table[name], place) for name in table.column_names} for place in range(table.num_rows)
+    ]
+    return rows
+
+
+def _plain(column: Any, place: int) -> Any:
+    """One value; a list of numbers as an array, which a list of a million Python numbers would be slow for."""
+    import pyarrow as pa
+
+    value = column[place]
+    if pa.types.is_list(value.type) and not pa.types.is_string(value.type.value_type):
+        return value.values.to_numpy(zero_copy_only=False)
+    return value.as_py()
+
+
+def _written_digest(path: Path) -> str:
+    import pyarrow.parquet as pq
+
+    return str((pq.read_schema(path).metadata or {}).get(_DIGEST.encode(), b"").decode())

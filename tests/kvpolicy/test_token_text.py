@@ -1,0 +1,50 @@
+"""Text of single tokens: together it is the text of all, and each letter is in one piece."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from kvpolicy.token_text import token_pieces
+
+
+@pytest.fixture(scope="module")
+def embedded_tokenizer(embedded_model_folder):
+    return AutoTokenizer.from_pretrained(embedded_model_folder)
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None, max_examples=60)
+def test_pieces_of_bytes_add_up_to_the_text(tiny_model, text):
+    tokenizer = tiny_model("llama").tokenizer
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = token_pieces(ids, tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == text
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None, max_examples=60)
+def test_pieces_add_up_to_the_text(embedded_tokenizer, text):
+    ids = embedded_tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = token_pieces(ids, embedded_tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == embedded_tokenizer.decode(ids)
+
+
+def test_a_letter_of_several_tokens_belongs_to_the_last(tiny_model):
+    tokenizer = tiny_model("llama").tokenizer
+    assert token_pieces(tokenizer("aü€", add_special_tokens=False)["input_ids"], tokenizer) == [
+        "a", "", "ü", "", "", "€",
+    ]  # fmt: skip
+
+
+def test_blanks_and_special_tokens_are_seen(embedded_tokenizer):
+    ids = embedded_tokenizer("<|im_start|>user\nThe lamp is red.", add_special_tokens=False)["input_ids"]
+    pieces = token_pieces(ids, embedded_tokenizer)
+    assert pieces[0] == "<|im_start|>"
+    assert " lamp" in pieces
+
+
+def test_of_no_tokens_there_is_no_text(embedded_tokenizer):
+    assert token_pieces([], embedded_tokenizer) == []
