@@ -311,18 +311,19 @@ class Catalog:
         created: dt.datetime = self._artifact_rows([artifact_id])[0]["created_at"]  # naive, in UTC
         return round(created.replace(tzinfo=dt.UTC).timestamp() * 1000)
 
-    def lineage(self, any_id: str, direction: str = "up") -> LineageGraph:
-        """Return everything that something came from ("up") or went into ("down").
+    def lineage(self, any_id: str, direction: str = "up", *, most_steps: int | None = None) -> LineageGraph:
+        """Return everything that something came from ("up"), went into ("down"), or both ("around").
 
         Args:
             any_id: id of an artifact or run, of an MLflow run of a curve or stage, or the first 6 or more characters
                 of one, if no other id begins so.
-            direction: "up" or "down".
+            direction: "up", "down" or "around".
+            most_steps: how far to go, from an artifact to a run or from a run to an artifact; to the end by default.
 
         Raises:
-            StorageError: if the id is unknown or ambiguous, or the direction is neither.
+            StorageError: if the id is unknown or ambiguous, or the direction is another.
         """
-        return walk(self._tables, any_id, direction)
+        return walk(self._tables, any_id, direction, most_steps)
 
     def sql(self, query: str, *, at: int | dt.datetime | None = None) -> pa.Table:
         """Answer one SQL query over the catalog's tables; it can neither write nor reach files or the network.

@@ -70,11 +70,11 @@ class LineageEdge:
 
 @dataclass(frozen=True, kw_only=True)
 class LineageGraph:
-    """Everything up or down from a root.
+    """Everything up or down from a root, or around it, or as much of that as a number of steps reaches.
 
     Attributes:
         root: id that was asked for, in full.
-        direction: "up" or "down".
+        direction: "up", "down" or "around".
         nodes: id -> node, the root first.
         edges: the flows between them.
     """
@@ -132,21 +132,35 @@ def _label(node: LineageNode) -> str:
     return f"{node.kind} {node.id}  {node.name}" + ("" if outcome == "completed" else f"  ({outcome})")
 
 
-def walk(tables: Mapping[str, Table], any_id: str, direction: str) -> LineageGraph:
+def walk(tables: Mapping[str, Table], any_id: str, direction: str, most_steps: int | None = None) -> LineageGraph:
     """Walk the lineage of an id; see `storage.catalog.Catalog.lineage`.
 
     Raises:
-        StorageError: if the id is unknown or ambiguous, or the direction is neither "up" nor "down".
+        StorageError: if the id is unknown or ambiguous, or the direction is none of "up", "down" and "around".
     """
-    if direction not in ("up", "down"):
-        raise StorageError(f"lineage direction {direction!r}: expected 'up' or 'down'")
+    if direction not in ("up", "down", "around"):
+        raise StorageError(f"lineage direction {direction!r}: expected 'up', 'down' or 'around'")
     root = _resolve(tables, any_id)
+    if direction != "around":
+        return _walk(tables, root, direction, most_steps)
+    up, down = (_walk(tables, root, way, most_steps) for way in ("up", "down"))
+    return LineageGraph(
+        root=root,
+        direction=direction,
+        nodes={**up.nodes, **down.nodes},
+        edges=tuple(dict.fromkeys([*up.edges, *down.edges])),
+    )
+
+
+def _walk(tables: Mapping[str, Table], root: str, direction: str, most_steps: int | None) -> LineageGraph:
     # Up: an artifact leads to the runs that made it, a run to what it read. Down: the other way about.
     of_artifact, of_run = ("output", "input") if direction == "up" else ("input", "output")
     reached, edges = {root: None}, dict[LineageEdge, None]()  # ordered, each once
     artifacts, runs = ({root}, set[str]()) if not root.startswith("run-") else (set[str](), {root})
     known = _run_nodes(tables, runs)
-    while artifacts or runs:
+    left = float("inf") if most_steps is None else most_steps
+    while (artifacts or runs) and left > 0:
+        left -= 1
         steps = tables["edges"].scan_in("artifact_id", artifacts, f"role = '{of_artifact}'")
         steps += tables["edges"].scan_in("run_id", runs, f"role = '{of_run}'")
         known |= _run_nodes(tables, {step["run_id"] for step in steps} - known.keys())

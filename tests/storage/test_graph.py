@@ -66,6 +66,29 @@ def test_a_curve_reaches_all_that_it_came_from(chain: Chain) -> None:
     assert next(iter(graph.nodes)) == graph.root
 
 
+def test_around_is_up_and_down_together(chain: Chain) -> None:
+    graph = chain.catalog.lineage(TRACES.artifact_id, "around")
+    ways = [chain.catalog.lineage(TRACES.artifact_id, way) for way in ("up", "down")]
+    assert set(graph.nodes) == {name for way in ways for name in way.nodes}
+    assert sorted(map(str, graph.edges)) == sorted({str(edge) for way in ways for edge in way.edges})
+    assert next(iter(graph.nodes)) == graph.root
+
+
+@pytest.mark.parametrize("way", ["up", "down", "around"])
+def test_a_walk_of_some_steps_is_the_near_part_of_the_whole(chain: Chain, way: str) -> None:
+    whole = chain.catalog.lineage(POLICY.artifact_id, way)
+    sizes = []
+    for steps in range(8):
+        near = chain.catalog.lineage(POLICY.artifact_id, way, most_steps=steps)
+        assert set(near.edges) <= set(whole.edges)
+        assert near.nodes.items() <= whole.nodes.items()
+        assert all({edge.source, edge.target} <= set(near.nodes) for edge in near.edges)
+        sizes.append(len(near.nodes))
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (1, len(whole.nodes))
+    assert set(chain.catalog.lineage(POLICY.artifact_id, "up", most_steps=1).nodes) == {POLICY.artifact_id, chain.train}
+
+
 def test_a_model_reaches_all_that_it_went_into(chain: Chain) -> None:
     graph = chain.catalog.lineage(MODEL.artifact_id, "down")
     assert {TRACES.artifact_id, POLICY.artifact_id, CURVE.artifact_id, OTHER.artifact_id} < set(graph.nodes)
@@ -95,7 +118,7 @@ def test_ids_that_mean_nothing_or_too_much_are_one_line(chain: Chain) -> None:
     }.items():
         with pytest.raises(StorageError, match=message):
             chain.catalog.lineage(given)
-    with pytest.raises(StorageError, match="expected 'up' or 'down'"):
+    with pytest.raises(StorageError, match="expected 'up', 'down' or 'around'"):
         chain.catalog.lineage(MLFLOW, "sideways")
 
 
