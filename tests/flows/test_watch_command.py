@@ -11,6 +11,7 @@ from processes import environment, run_command, start_process, stop_process, tai
 
 from flows.watch import LOCK
 from storage.home import Home, exclusive
+from tests.mlflow_models import log_transformers
 from tests.tiny_gguf import write_tiny_gguf
 
 SMALL = (
@@ -56,6 +57,7 @@ def trained_models(home: Path) -> list[str]:
     return [digest for _, digest in sorted(sets)]
 
 
+@pytest.mark.slow
 def test_a_new_model_ends_with_a_champion_and_a_second_look_does_nothing(kvp_here, home, models):
     gguf = write_tiny_gguf(models / "tiny.gguf", positions=2048)
     Home.open(home)
@@ -76,6 +78,29 @@ def test_a_new_model_ends_with_a_champion_and_a_second_look_does_nothing(kvp_her
     assert (again.code, again.stdout) == (0, "nothing new\n"), again.stderr
     assert len(catalog(home).rows("runs")) == num_runs
     assert [row["outcome"] for row in catalog(home).rows("watched")] == ["found", "started"]
+
+
+@pytest.mark.slow
+def test_a_new_version_in_mlflow_s_registry_ends_with_a_champion(kvp_here, home, tiny_model_folder):
+    logged = tiny_model_folder("llama", num_hidden_layers=1, max_position_embeddings=2048)
+    assert log_transformers(Home.open(home), logged, "tiny llama") == "1"
+    asked = ("watch", "--source", "mlflow:tiny llama", *SMALL, "--json")
+    (would,) = said(kvp_here(*asked, "--dry-run", home=home))
+    assert (would["reference"], would["outcome"]) == ("models:/tiny llama/1", "found")
+    (done,) = said(kvp_here(*asked, home=home))
+    assert (done["reference"], done["outcome"], done["reason"]) == ("models:/tiny llama/1", "started", "")
+    assert trained_models(home) == [done["model_digest"]]
+    (model,) = catalog(home).rows("models")
+    assert (model["source"], model["digest"]) == ("models:/tiny llama/1", done["model_digest"])
+    assert said(kvp_here(*asked, home=home)) == []
+
+    settings = [option for option in SMALL if option not in ("--settle", "0.2")]
+    again = kvp_here("run", "--model", "models:/tiny llama/1", *settings, "--json", home=home)
+    assert again.code == 0, again.stderr
+    assert all(stage["skipped"] for name, stage in json.loads(again.stdout)["stages"].items() if name != "prepare")
+    assert_refused(kvp_here("run", "--model", "models:/tiny llama/2", *settings, home=home), "no tiny llama 2 in")
+    stale = kvp_here("stale", "--json", home=home)
+    assert (stale.code, json.loads(stale.stdout)) == (0, []), stale.stderr
 
 
 @pytest.mark.slow
@@ -105,6 +130,7 @@ def test_while_another_watcher_is_at_work_nothing_is_looked_at(kvp_here, home, m
         ((), ("--source", "KVP_WATCH")),
         (("--source", "./models"), ("'./models'", "folder:PATH")),
         (("--source", "folder:/x", "--source", "hub:name"), ("'hub:name'", "hub:owner/name")),
+        (("--source", "mlflow:models:/name/1"), ("'mlflow:models:/name/1'", "NAME@ALIAS")),
         (("--source", "folder:/x", "--preset", "huge"), ("'huge'", "smoke, demo")),
         (("--source", "folder:/x", "--set", "evaluate.nothing=1"), ("nothing",)),
         (("--source", "folder:/x", "--settle", "-1"), ("--settle",)),
