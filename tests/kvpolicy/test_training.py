@@ -82,7 +82,9 @@ def test_golden_costs(objective):
     assert [record.step for record in records] == list(range(1, 11))
 
 
-@pytest.mark.parametrize(("objective", "num_steps"), [("exact", 100), pytest.param("rloo", 400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("objective", "num_steps"), [("exact", 100), pytest.param("rloo", 400, marks=pytest.mark.slow)]
+)
 def test_training_comes_near_the_best_ranking(objective, num_steps):
     # The mean of three: one training ends 0.05 higher or lower by its draws alone.
     costs = [_train(_config(objective=objective, num_steps=num_steps), seed=seed)[1] for seed in range(3)]
