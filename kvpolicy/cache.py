@@ -7,6 +7,7 @@ same slots for all; positions stay those of the original sequence. What to keep 
 Legend: R rows, L layers, K KV heads of a layer, S slots.
 """
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -67,6 +68,28 @@ class CompactedCache:
         self._num_queries = num_queries
         self._queries: dict[int, Tensor] = {}  # of each layer, as many as were seen, at most `num_queries`
         self._scaling = 1.0
+
+    @classmethod
+    def joined(cls, caches: Sequence["CompactedCache"], *, num_new_tokens: int) -> "CompactedCache":
+        """Put the rows of several caches of one model into new storage, side by side.
+
+        Args:
+            caches: They remember no queries, which would not line up, and share nothing with the new one.
+            num_new_tokens: Tokens for which room is made.
+        """
+        assert not any(cache._num_queries for cache in caches), "queries of the newest tokens do not line up"
+        joined = copy.copy(caches[0])
+        joined.num_past_tokens = most = max(cache.num_past_tokens for cache in caches)
+        joined._is_ragged = any(cache._is_ragged for cache in caches)
+        for name, nothing in (("_keys", 0), ("_values", 0), ("_positions", NOT_KEPT)):
+            parts = [getattr(cache, name)[:, :, :, : cache.num_past_tokens] for cache in caches]
+            _, *by_layer, _ = parts[0].shape[:4]
+            shape = (sum(map(len, parts)), *by_layer, most + num_new_tokens, *parts[0].shape[4:])
+            new = parts[0].new_full(shape, nothing)
+            for own, part in zip(new.split([len(part) for part in parts]), parts, strict=True):
+                own[:, :, :, most - part.shape[3] : most] = part
+            setattr(joined, name, new)
+        return joined
 
     @property
     def num_rows(self) -> int:
@@ -158,6 +181,8 @@ class CompactedCache:
     def resize(self, num_new_tokens: int) -> None:
         """Move to storage that has room for so many new tokens and no more."""
         num_slots = self.num_past_tokens + num_new_tokens
+        if num_slots == self.num_slots:
+            return
         for name in ("_keys", "_values", "_positions"):
             old: Tensor = getattr(self, name)
             new = old.new_zeros(*old.shape[:3], num_slots, *old.shape[4:])

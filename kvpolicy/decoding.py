@@ -39,7 +39,7 @@ def decode_greedily(
     cache: Continuable,
     first_tokens: Int[Tensor, "row"],
     *,
-    first_position: int,
+    first_position: int | Int[Tensor, "row"],
     max_new_tokens: int,
     is_settled: Callable[[list[int]], bool] = lambda tokens: False,
 ) -> list[list[int]]:
@@ -49,7 +49,7 @@ def decode_greedily(
         model: The language model.
         cache: The rows' caches, up to but without `first_tokens`.
         first_tokens: The first new token of each row.
-        first_position: Original position of the first tokens.
+        first_position: Original position of the first tokens, the same in all rows or one for each.
         max_new_tokens: Tokens that a row may have.
         is_settled: Tells from a row's tokens that more of them cannot change what the caller wants to know.
 
@@ -59,14 +59,15 @@ def decode_greedily(
     ends = torch.tensor(sorted(_end_tokens(model)), dtype=torch.long, device=first_tokens.device)
     padding = int(ends[0]) if len(ends) else 0
     answers = first_tokens[:, None]
+    positions = torch.as_tensor(first_position, device="cpu").expand(len(first_tokens))[:, None]
     active = (~torch.isin(first_tokens, ends)).nonzero().flatten()
     if len(active) < cache.num_rows:
         cache.keep_rows(active)
+        positions = positions[active.cpu()]
     for length in range(1, max_new_tokens):
         if not len(active):
             break
-        positions = torch.full((len(active), 1), first_position + length - 1)
-        following = cache.run(model, answers[active, -1:], positions, num_logits=1)[:, -1].argmax(dim=-1)
+        following = cache.run(model, answers[active, -1:], positions + (length - 1), num_logits=1)[:, -1].argmax(dim=-1)
         column = torch.full_like(first_tokens, padding)  # rows that are done only get padding
         column[active] = following.to(column.device)
         answers = torch.cat([answers, column[:, None]], dim=1)
@@ -77,7 +78,7 @@ def decode_greedily(
             )
             if 2 * int(going.sum()) <= len(active):  # moving the caches of the rest is cheaper than running all
                 cache.keep_rows(going.nonzero().flatten())
-                active = active[going]
+                active, positions = active[going], positions[going.cpu()]
     return [_until_end(row, ends) for row in answers]
 
 

@@ -10,6 +10,7 @@ newest tokens, as many as it asks for. Methods that need more than that say so (
 refused.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,6 @@ class StreamedCaches:
     """A batch of caches that evict by themselves. It runs and decodes like a `CompactedCache`.
 
     Attributes:
-        num_seen_tokens: Tokens of the stream so far.
         num_evictions: Evictions so far.
     """
 
@@ -81,7 +81,8 @@ class StreamedCaches:
         self._rows = list(rows)
         self._interval_tokens = interval_tokens
         self._num_since = 0
-        self.num_seen_tokens = self.num_evictions = 0
+        self.num_evictions = 0
+        self._num_seen = torch.zeros(len(rows), dtype=torch.long)
         needs_rotary = any(row.method.needs_rotary for row in rows)
         # Where frequencies depend on the length (dynamic, LongRoPE), those of the longest stream stand for all.
         self._rotary = read_rotary(model, model.spec.max_positions) if needs_rotary else None
@@ -96,15 +97,46 @@ class StreamedCaches:
             num_queries=max(_queries_of(row.method, interval_tokens) for row in rows),
         )
 
+    @classmethod
+    def joined(cls, streams: Sequence["StreamedCaches"], *, interval_tokens: int) -> "StreamedCaches":
+        """Evict from several streams, and go on with the rows of all of them as one batch.
+
+        Args:
+            streams: Streams of one model that may have seen different numbers of tokens; they are used up. Their
+                methods need no queries.
+            interval_tokens: Tokens between two evictions from here on.
+
+        Raises:
+            InputError: If the interval is not positive.
+        """
+        _check_interval(interval_tokens)
+        joined = copy.copy(streams[0])
+        joined._cache = CompactedCache.joined([stream.finish(0) for stream in streams], num_new_tokens=interval_tokens)
+        joined._rows = [row for stream in streams for row in stream._rows]
+        joined._num_seen = torch.cat([stream._num_seen for stream in streams])
+        joined._interval_tokens, joined._num_since = interval_tokens, 0
+        joined.num_evictions = max(stream.num_evictions for stream in streams)
+        return joined
+
     @property
     def num_rows(self) -> int:
         """Caches in the batch."""
         return self._cache.num_rows
 
     @property
+    def num_seen_tokens(self) -> int:
+        """Tokens of the stream so far; of the longest one, where several were joined."""
+        return int(self._num_seen.max())
+
+    @property
     def num_slots(self) -> int:
         """Slots of every head: never more than the largest budget and one interval."""
         return self._cache.num_slots
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that keys and values occupy, room for new tokens included."""
+        return self._cache.num_bytes
 
     def num_held(self, row: int) -> int:
         """Entries that each head of a row has."""
@@ -133,11 +165,12 @@ class StreamedCaches:
             InputError: If the positions do not follow, or are beyond the model's.
         """
         num_tokens = token_ids.shape[1]
-        expected = torch.arange(self.num_seen_tokens, self.num_seen_tokens + num_tokens, device=positions.device)
-        if not bool((positions == expected).all()):
+        expected = (self._num_seen[:, None] + torch.arange(num_tokens)).to(positions.device)
+        if wrong := (positions != expected).any(dim=1).nonzero().flatten().tolist():
+            found, right = positions[wrong[0]].tolist(), expected[wrong[0]].tolist()
             raise InputError(
-                f"stream: positions from {int(positions[0, 0])} to {int(positions[0, -1])}, expected "
-                f"{self.num_seen_tokens} to {self.num_seen_tokens + num_tokens - 1}; a stream has no gaps"
+                f"stream: positions from {found[0]} to {found[-1]}, expected {right[0]} to {right[-1]}; "
+                "a stream has no gaps"
             )
         logits: list[Tensor] = []
         start = 0
@@ -150,7 +183,7 @@ class StreamedCaches:
             piece = self._cache.run(model, token_ids[:, start:end], positions[:, start:end], max(0, wanted))
             logits.append(piece)
             self._num_since += end - start
-            self.num_seen_tokens += end - start
+            self._num_seen = self._num_seen + (end - start)
             if self._num_since == self._interval_tokens:
                 self.evict()
             start = end
@@ -184,6 +217,7 @@ class StreamedCaches:
         """Forget all other rows."""
         self._cache.keep_rows(rows)
         self._rows = [self._rows[index] for index in rows.tolist()]
+        self._num_seen = self._num_seen[rows.cpu()]
 
     def _kept(self, index: int) -> Int[Tensor, "head _"]:
         row = self._rows[index]

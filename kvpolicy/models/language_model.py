@@ -30,11 +30,13 @@ class LanguageModel:
         network: The transformers model, in evaluation mode.
         tokenizer: Its tokenizer.
         spec: Counts that every tensor layout follows.
+        digest: SHA-256 of its files, by which policies know it (`kvpolicy.models.loading`); empty where nobody asked.
     """
 
     network: nn.Module
     tokenizer: Any
     spec: ModelSpec
+    digest: str = ""
 
     @property
     def device(self) -> torch.device:

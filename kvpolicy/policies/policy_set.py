@@ -74,8 +74,10 @@ class PolicySet:
         )
 
 
-def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
+def load_policy(folder: str | Path, *, device: str = "cpu") -> PolicySet:
     """Load a saved policy set.
+
+    One that is in MLflow's registry, or a home's champion, is found by `tasks.policies.find_policy`.
 
     Raises:
         InputError: If the folder holds none, or one of another format or shape.
@@ -92,7 +94,7 @@ def load_policy(folder: Path, *, device: str = "cpu") -> PolicySet:
         agents.requires_grad_(False).eval().to(device)
         return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
 
-    return SAVED.load(folder, build, device=device)
+    return SAVED.load(Path(folder), build, device=device)
 
 
 def join_agents(groups: Sequence[BatchedAgents]) -> BatchedAgents:

@@ -9,14 +9,14 @@ from kvpolicy.generation import compressed_generate
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet
 
-FAMILY = "llama"
+FAMILY, DIGEST = "llama", "0" * 64
 PROMPT = "The pass key is 4821. Remember it. What is the pass key?"
 NUM_NEW = 12
 
 
 @pytest.fixture(scope="module")
 def model(tiny_model):
-    return tiny_model(FAMILY)
+    return dataclasses.replace(tiny_model(FAMILY), digest=DIGEST)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def _policy(model, *, constant=False):
     ).requires_grad_(False)
     if constant:
         agents.score_weight.zero_()
-    return PolicySet(agents=agents, spec=spec, model_digest="", training={})
+    return PolicySet(agents=agents, spec=spec, model_digest=DIGEST, training={})
 
 
 def _prompt_ids(model, prompt=PROMPT):
@@ -77,6 +77,14 @@ def test_a_budget_that_holds_everything_answers_like_transformers(model, network
     answer = compressed_generate(model, _policy(model), PROMPT, budget=len(prompt_ids) + spare, max_new_tokens=NUM_NEW)
     assert answer.text == _decode(model, _greedy_answer(network, prompt_ids))
     assert answer.num_kept_tokens == answer.num_prompt_tokens == len(prompt_ids)
+    assert answer.num_evicted_tokens == 0
+
+
+def test_no_budget_keeps_everything(model):
+    options = {"max_new_tokens": NUM_NEW, "chunk_tokens": 10, "evict_every_tokens": 5}
+    once = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    assert compressed_generate(model, _policy(model), PROMPT, budget=None, max_new_tokens=NUM_NEW) == once
+    assert compressed_generate(model, _policy(model), PROMPT, budget=None, **options).token_ids == once.token_ids
 
 
 @pytest.mark.parametrize("budget", [20, 25, 50])
@@ -89,6 +97,9 @@ def test_a_smaller_budget_answers_like_a_mask_over_what_is_gone(model, network, 
     assert answer.text == _decode(model, _masked_answer(network, prompt_ids, kept))
     assert answer.num_kept_tokens == budget
     assert answer.num_prompt_tokens == num_tokens
+    assert answer.num_evicted_tokens == num_tokens - budget
+    of_one_entry = 2 * model.spec.num_heads * model.spec.head_dim * 4  # a key and a value in float32
+    assert answer.cache_bytes == budget * of_one_entry
 
 
 @pytest.mark.parametrize("chunk_tokens", [50, 1000])
@@ -169,9 +180,21 @@ def test_an_empty_prompt_is_refused(model, fails_in_one_line, prompt):
     assert "empty" in fails_in_one_line(compressed_generate, model, _policy(model), prompt, budget=64)
 
 
-def test_a_policy_of_another_shape_is_refused(model, fails_in_one_line):
-    policy = dataclasses.replace(_policy(model), spec=dataclasses.replace(model.spec, num_layers=2))
+def test_a_policy_of_another_model_is_refused(model, fails_in_one_line):
+    policy = dataclasses.replace(_policy(model), model_digest="f" * 64)
     message = fails_in_one_line(compressed_generate, model, policy, PROMPT, budget=64)
+    assert "trained for model ffffffffffffffff, not for 0000000000000000" in message
+    unknown = dataclasses.replace(model, digest="")
+    assert "kvpolicy.load_model" in fails_in_one_line(compressed_generate, unknown, policy, PROMPT, budget=64)
+
+
+def test_a_policy_of_another_model_of_the_same_shape_is_taken_on_demand(model, fails_in_one_line):
+    options = {"budget": 24, "max_new_tokens": NUM_NEW}
+    policy = dataclasses.replace(_policy(model), model_digest="f" * 64)
+    own = compressed_generate(model, _policy(model), PROMPT, **options)
+    assert compressed_generate(model, policy, PROMPT, allow_other_model=True, **options) == own
+    other = dataclasses.replace(policy, spec=dataclasses.replace(model.spec, num_layers=2))
+    message = fails_in_one_line(compressed_generate, model, other, PROMPT, allow_other_model=True, **options)
     assert "num_layers=2" in message
     assert "num_layers=3" in message
 
@@ -194,7 +217,7 @@ def test_an_answer_of_no_tokens_is_refused(model, fails_in_one_line, max_new_tok
 @pytest.mark.parametrize("option", ["chunk_tokens", "evict_every_tokens"])
 def test_an_interval_of_no_tokens_is_refused(model, fails_in_one_line, option):
     message = fails_in_one_line(compressed_generate, model, _policy(model), PROMPT, budget=64, **{option: 0})
-    assert "interval of 0 tokens" in message
+    assert f"{option} is 0, expected at least 1" in message
 
 
 @pytest.mark.parametrize("num_letters", [600, 440])
