@@ -14,14 +14,15 @@ from flows.plan import policy_seeds
 from flows.request import Request
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
-from kvpolicy.models.reference import find_model
 from kvpolicy.pipeline import PipelineConfig
 from storage.catalog import Catalog
 from storage.differences import flat, recorded_modules
 from storage.digests import canonical_json, short_id
+from storage.errors import StorageError
 from storage.home import Home
 from storage.requests import RequestRecord, StageName, StageRun
 from tasks.collect import collection_stage, snapshot_ref
+from tasks.model import find
 from tasks.prompts import prompts_ref, prompts_stage
 from tasks.publish import evaluation_stage
 from tasks.references import ModelRef
@@ -191,9 +192,9 @@ class _Check:
         recorded = next(iter(self._record.runs.values())).known.inputs["model"]
         artifact_id, problems = recorded, []
         try:
-            found = find_model(self._request.model)
+            found = find(self._home, self._request.model)
             artifact_id = recorded if found is None else short_id("model", found.digest)
-        except InputError as error:
+        except (InputError, StorageError) as error:
             problems = [Cause(kind="input", name="model", recorded=recorded, now=str(error))]
         model = ModelRef(artifact_id=artifact_id, digest="", name="", folder="", dtype=config.dtype, num_heads=0)
         return model, problems

@@ -58,7 +58,8 @@ def watch_models(
     """Look at the sources once, and start `retrain` for each model that is new.
 
     Args:
-        sources: `folder:PATH` or `hub:owner/name[@revision]` each; None for those of `KVP_WATCH`, between commas.
+        sources: `folder:PATH`, `hub:owner/name[@revision]` or `mlflow:NAME[@alias]` each; None for those of
+            `KVP_WATCH`, between commas.
         preset: Of the pipelines, as everything below.
         home: The home.
         seed: The seed.

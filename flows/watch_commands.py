@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 def watch(
     source: Annotated[
         list[str] | None,
-        typer.Option(help="folder:PATH or hub:owner/name[@revision]; repeatable [default: KVP_WATCH]", metavar="PLACE"),
+        typer.Option(
+            help="folder:PATH, hub:owner/name[@revision] or mlflow:NAME[@alias]; repeatable [default: KVP_WATCH]",
+            metavar="PLACE",
+        ),
     ] = None,
     preset: Annotated[str, typer.Option(help="Of the pipelines: smoke, demo, study or paper")] = "demo",
     home: HomeOption = None,

@@ -1,14 +1,37 @@
-"""PostgreSQL as the database of MLflow or Prefect: whether it can be used, said before either tries for minutes."""
+"""The databases of MLflow and Prefect: whether one can be used, said before either tries for minutes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sqlite3
+from pathlib import Path
 
 from storage.errors import StorageError, one_line
 
 _CONNECT_TIMEOUT_S = 10
 _PASSWORDS = re.compile(r"(?P<before>^[\w+]+://[^:@/]*):[^@/]*(?=@)|[?&]password=[^&]*")
+
+
+def require_sqlite(path: Path) -> None:
+    """Refuse a file that is no SQLite database or cannot be written; one that is not there yet may be made.
+
+    Raises:
+        StorageError: if it is so.
+    """
+    if not path.exists():
+        return
+    # SQLite writes beside the file as well.
+    if locked := [place for place in (path, path.parent) if not os.access(place, os.W_OK)]:
+        raise StorageError(f"the database {path} is read-only: make {locked[0]} writable, or use another --home")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"the database {path} cannot be read ({one_line(error)}): restore it, or move it away for a new one"
+        ) from error
 
 
 def require_postgresql(uri: str) -> None:

@@ -7,23 +7,18 @@ of a point's key.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import json
-import logging
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.database import require_postgresql
 from storage.digests import digest_folder, digest_json
-from storage.errors import StorageError, one_line
+from storage.errors import StorageError
 from storage.home import Home
+from storage.mlflow_client import one_line_errors, open_client
 
 RUN_KEY_TAG = "kvp.run_key"
 POLICY_DIGEST_TAG = "kvp.policy_digest"
@@ -93,12 +88,12 @@ class Tracking:
         Raises:
             StorageError: if it cannot be set up.
         """
-        with _one_line_errors("cannot set MLflow's database up"):
+        with one_line_errors("cannot set MLflow's database up"):
             self._client.search_experiments(max_results=1)
 
     @property
     def _client(self) -> Any:
-        return _client(self._home)
+        return open_client(self._home)
 
     def start_parent(
         self,
@@ -125,7 +120,7 @@ class Tracking:
             timestamp_ms=timestamp_ms,
             datasets=datasets,
         )
-        with _one_line_errors(f"cannot start the MLflow run {name!r}"):
+        with one_line_errors(f"cannot start the MLflow run {name!r}"):
             run_id, _ = self._open_run(curve)
         return run_id
 
@@ -135,7 +130,7 @@ class Tracking:
         Raises:
             StorageError: if there is no such run.
         """
-        with _one_line_errors(f"cannot end the MLflow run {run_id}"):
+        with one_line_errors(f"cannot end the MLflow run {run_id}"):
             self._client.set_terminated(run_id, "FINISHED", end_time=timestamp_ms)
 
     def log_curve(self, curve: CurveRun) -> str:
@@ -145,7 +140,7 @@ class Tracking:
             StorageError: if a value is not finite, a metric has two values at one budget, or MLflow refuses it.
         """
         _check_points(curve.points)
-        with _one_line_errors(f"cannot log the MLflow run {curve.name!r}"):
+        with one_line_errors(f"cannot log the MLflow run {curve.name!r}"):
             run_id, finished = self._open_run(curve)
             if not finished:
                 self._log_points(run_id, curve.points, curve.timestamp_ms)
@@ -159,7 +154,7 @@ class Tracking:
             StorageError: as `log_curve`.
         """
         _check_points(points)
-        with _one_line_errors(f"cannot log metrics into the MLflow run {run_id}"):
+        with one_line_errors(f"cannot log metrics into the MLflow run {run_id}"):
             self._log_points(run_id, points, timestamp_ms)
 
     def log_artifact(self, run_id: str, path: str | Path, artifact_path: str = "") -> None:
@@ -172,7 +167,7 @@ class Tracking:
         if not source.exists():
             raise StorageError(f"no file or folder at {path}: cannot log it as an artifact")
         log = self._client.log_artifacts if source.is_dir() else self._client.log_artifact
-        with _one_line_errors(f"cannot log {path} into the MLflow run {run_id}"):
+        with one_line_errors(f"cannot log {path} into the MLflow run {run_id}"):
             log(run_id, str(source), artifact_path or None)
 
     def register_policy(
@@ -196,7 +191,7 @@ class Tracking:
         """
         digest = digest_folder(folder)
         name = _NOT_IN_A_NAME.sub("-", name)
-        with _one_line_errors(f"cannot register the policy {name!r}"):
+        with one_line_errors(f"cannot register the policy {name!r}"):
             client = self._client
             _ignore_existing(lambda: client.create_registered_model(name))
             version = self._find_version(name, run_id, digest)
@@ -222,7 +217,7 @@ class Tracking:
         Raises:
             StorageError: if no version is tagged so, or MLflow refuses it.
         """
-        with _one_line_errors(f"cannot move the alias {alias!r} to {policy_set_id}"):
+        with one_line_errors(f"cannot move the alias {alias!r} to {policy_set_id}"):
             version = self._tagged_version(policy_set_id)
             present = self._client.get_registered_model(version.name).aliases.get(alias)
             if present is not None and int(present) == int(version.version):
@@ -240,7 +235,7 @@ class Tracking:
         Raises:
             StorageError: if no version is tagged so, or MLflow refuses it.
         """
-        with _one_line_errors(f"cannot look the alias {alias!r} up beside {beside}"):
+        with one_line_errors(f"cannot look the alias {alias!r} up beside {beside}"):
             name = self._tagged_version(beside).name
             number = self._client.get_registered_model(name).aliases.get(alias)
             if number is None:
@@ -302,31 +297,6 @@ class Tracking:
         return str(known.experiment_id)
 
 
-@functools.cache
-def _client(home: Home) -> Any:
-    """Open MLflow's client, making the database if it is new."""
-    # Set before the import that reads them: nothing is reported to anyone, and the first start is quiet.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    from mlflow import MlflowClient
-
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    try:
-        if home.mlflow_place:
-            require_postgresql(home.mlflow_place)  # MLflow itself would try for minutes
-        home.mlflow_artifacts.mkdir(parents=True, exist_ok=True)
-        with (home.mlflow / ".setup.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two migrations of a new database at once break each other
-            client = MlflowClient(tracking_uri=home.mlflow_tracking_uri, registry_uri=home.mlflow_tracking_uri)
-            client.search_experiments(max_results=1)
-    except OSError as error:
-        raise StorageError(f"cannot make MLflow's folder {home.mlflow}: {error.strerror or error}") from error
-    return client
-
-
 def _check_points(points: Sequence[Point]) -> None:
     values: dict[tuple[str, int], float] = {}
     for name, step, value in points:
@@ -367,16 +337,3 @@ def _ignore_existing(create: Any) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-@contextmanager
-def _one_line_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception as error:  # MlflowException, and SQLAlchemy's when the database is damaged or locked
-        raise StorageError(
-            f"{what}: {one_line(error)}; if mlflow/mlflow.db in the home was lost or damaged, restore it or use a new "
-            "--home"
-        ) from error

@@ -1,4 +1,8 @@
-"""Registering the model that a pipeline is about, and loading it where a task needs it."""
+"""Finding the model that a pipeline is about, registering it, and loading it where a task needs it.
+
+What `kvpolicy.models.reference` finds is found there. A version in MLflow's registry is first made a model folder in
+the cache of models, and then it is one.
+"""
 
 import dataclasses
 import functools
@@ -8,10 +12,14 @@ from urllib.request import url2pathname
 
 from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import LanguageModel, load_language_model
-from kvpolicy.models.reference import ModelReference, find_model, resolve_model
+from kvpolicy.models.model_folder import CONTENT_SUFFIXES, new_model_folder
+from kvpolicy.models.reference import ModelReference, default_cache, find_model, resolve_model
+from kvpolicy.models.registered import RegisteredName, is_registered, model_parts, registered_place
 from kvpolicy.specs import ModelSpec
 from storage.catalog import Artifact, Catalog
+from storage.errors import StorageError
 from storage.home import Home
+from storage.registered_models import ModelVersion, RegisteredModels
 from tasks.references import ModelRef
 from tasks.stage import stage_task
 
@@ -22,8 +30,9 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
 
     Raises:
         InputError: If there is no such model, or it is not supported.
+        StorageError: If MLflow's registry has no such version, or cannot be reached.
     """
-    found = resolve_model(source)
+    found = resolve(home, source)
     model = _load(str(found.folder), dtype)
     catalog = Catalog(home)
     artifact = Artifact(
@@ -63,6 +72,68 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
     )
 
 
+def resolve(home: Home, source: str) -> ModelReference:
+    """Find, fetch or convert a model: as `resolve_model`, and from the home's registry.
+
+    Args:
+        home: The home.
+        source: What `resolve_model` takes, or `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
+
+    Raises:
+        InputError: If there is no such model, it cannot be fetched, it is no language model, or its files are damaged.
+        StorageError: If MLflow's registry has no such version, or cannot be reached.
+    """
+    if not is_registered(source):
+        return resolve_model(source)
+    version = _version(home, source)
+    folder = registered_place(version.name, version.identity, default_cache())
+    if not folder.exists():
+        _fetch(home, version, folder)
+    return _in_cache(version, folder)
+
+
+def find(home: Home, source: str) -> ModelReference | None:
+    """Find what `resolve` would, as far as it lies here: nothing is fetched or converted.
+
+    Returns:
+        None for a model that would have to be fetched or converted first.
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged.
+        StorageError: If MLflow's registry has no such version, or cannot be asked.
+    """
+    if not is_registered(source):
+        return find_model(source)
+    version = _version(home, source)
+    folder = registered_place(version.name, version.identity, default_cache())
+    return _in_cache(version, folder) if folder.exists() else None
+
+
+def _version(home: Home, reference: str) -> ModelVersion:
+    asked = RegisteredName.of_reference(reference)
+    return RegisteredModels(home).find(asked.name, number=asked.number, alias=asked.alias)
+
+
+def _fetch(home: Home, version: ModelVersion, folder: Path) -> None:
+    """Put the files of a version that are a model into one folder."""
+    registry = RegisteredModels(home)
+    files = registry.names(version)
+    flavors = registry.flavors(version) if "MLmodel" in files else {}
+    parts = model_parts(version.reference, files, flavors)
+    with new_model_folder(folder) as draft:
+        for part in parts:
+            for path in registry.names(version, part):
+                if Path(path).suffix in CONTENT_SUFFIXES:
+                    registry.fetch(version, path, draft / Path(path).name)
+
+
+def _in_cache(version: ModelVersion, folder: Path) -> ModelReference:
+    found = resolve_model(str(folder))
+    return dataclasses.replace(
+        found, name=version.name, source=version.reference, revision=version.identity, folder=folder
+    )
+
+
 def recorded_model(home: Home, artifact_id: str, *, dtype: str, source: str) -> ModelRef:
     """A model of the catalog as it was recorded, found where it lay then or where `source` is now; nothing is fetched.
 
@@ -72,7 +143,7 @@ def recorded_model(home: Home, artifact_id: str, *, dtype: str, source: str) -> 
     artifact = Catalog(home).artifact(artifact_id)
     folder = url2pathname(urlsplit(artifact.uri).path)
     for place in (folder, source):
-        found = _found(place)
+        found = _found(home, place)
         if found is not None and found.digest == artifact.digest:
             reference = ModelRef(
                 artifact_id=artifact_id,
@@ -89,10 +160,10 @@ def recorded_model(home: Home, artifact_id: str, *, dtype: str, source: str) -> 
     )
 
 
-def _found(source: str) -> ModelReference | None:
+def _found(home: Home, source: str) -> ModelReference | None:
     try:
-        return find_model(source)
-    except InputError:
+        return find(home, source)
+    except (InputError, StorageError):
         return None
 
 

@@ -13,11 +13,14 @@ from typing import Any
 
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.language_model import load_language_model
-from kvpolicy.models.model_sources import HUB, Candidate, ModelSource
-from kvpolicy.models.reference import find_model, resolve_model
+from kvpolicy.models.model_sources import HUB, REGISTRY, Candidate, ModelSource
+from kvpolicy.models.registered import RegisteredName
 from storage.catalog import Catalog
+from storage.errors import StorageError
 from storage.home import Home
+from storage.registered_models import RegisteredModels
 from storage.tables import quote
+from tasks.model import find, resolve
 from tasks.stage import stage_task
 
 WAITING, FOUND, KNOWN, UNSUPPORTED, STARTED, FAILED = "waiting", "found", "known", "unsupported", "started", "failed"
@@ -69,11 +72,11 @@ def look_for_models(home: Home, sources: Sequence[ModelSource], *, settle_s: flo
     fresh: list[Candidate] = []
     for source in sources:
         try:
-            fresh += [found for found in source.candidates() if not _was_dealt_with(rows, found)]
-        except InputError as error:
+            fresh += [found for found in _candidates(home, source) if not _was_dealt_with(rows, found)]
+        except (InputError, StorageError) as error:
             failed = Sighting(source=str(source), reference=str(source), outcome=FAILED, reason=str(error))
             sightings.append(failed)
-    if fresh:
+    if not all(found.is_fixed for found in fresh):
         time.sleep(settle_s)
     for candidate in {found.reference: found for found in fresh}.values():
         sighting = _look_at(home, rows, candidate)
@@ -96,9 +99,11 @@ def check_model(home: Home, sighting: Sighting, *, dtype: str) -> Sighting:
         The same as `found` with the model's digest, or as `known`, `unsupported` or `failed` with the reason.
     """
     try:
-        model = resolve_model(sighting.reference)
+        model = resolve(home, sighting.reference)
     except InputError as error:
         return _refused(sighting, error)
+    except StorageError as error:
+        return could_not(sighting, str(error))
     sighting = dataclasses.replace(sighting, model_digest=model.digest)
     if not _was_begun(_rows(home), sighting.digest) and (name := _known_as(home, model.digest)):
         return dataclasses.replace(sighting, outcome=KNOWN, reason=f"the catalog has it as {name}")
@@ -122,6 +127,14 @@ def remember(home: Home, sighting: Sighting) -> None:
     is_attempt = sighting.outcome == FAILED and sighting.digest  # they are counted
     if last is None or is_attempt or any(row[name] != last[name] for name in tells):
         Catalog(home).append("watched", [row])
+
+
+def _candidates(home: Home, source: ModelSource) -> list[Candidate]:
+    if source.kind != REGISTRY:
+        return source.candidates()
+    asked = RegisteredName.of_source(source.place)
+    version = RegisteredModels(home).find(asked.name, alias=asked.alias)
+    return [Candidate(source=str(source), reference=version.reference, state=version.identity)]
 
 
 def _look_at(home: Home, rows: Sequence[Row], candidate: Candidate) -> Sighting:
@@ -159,8 +172,8 @@ def _compared(home: Home, rows: Sequence[Row], sighting: Sighting) -> Sighting:
     if _was_begun(rows, sighting.digest):
         return sighting
     try:
-        lies_here = find_model(sighting.reference)
-    except InputError as error:  # what was once converted of it is damaged, which says how to be mended
+        lies_here = find(home, sighting.reference)
+    except (InputError, StorageError) as error:  # what was once made of it is damaged, which says how to be mended
         return could_not(sighting, str(error))
     if lies_here is not None and (name := _known_as(home, lies_here.digest)):
         reason = f"the catalog has it as {name}"

@@ -2,8 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
-from kvpolicy.errors import first_line
+import numpy as np
+
+from kvpolicy.errors import InputError, first_line
 
 _MAGIC = b"GGUF"
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -21,6 +24,7 @@ def missing_content(gguf: Path) -> str:
     are not looked at.
 
     Raises:
+        InputError: If what is there of the header is wrong, so that more of the file would not help.
         OSError: If the file cannot be read.
     """
     with gguf.open("rb") as stream:
@@ -29,12 +33,28 @@ def missing_content(gguf: Path) -> str:
         return ""
     if len(start) < len(_MAGIC):
         return f"the file has {len(start)} bytes"
-    from gguf import GGUFReader
-
     try:
-        GGUFReader(gguf)  # maps every tensor into memory, which fails where the file ends before it
+        _read(gguf)
+    except EOFError as error:
+        return f"the file ends too soon: {error}"
     except OSError:
         raise
-    except Exception as error:  # the reader has no type of its own for a file that ends too soon
-        return f"not all of its header, table of tensors and tensors can be read: {first_line(error)}"
+    except Exception as error:  # the reader has no type of its own for a header that is wrong
+        raise InputError(f"GGUF file {gguf} cannot be read: {first_line(error)}; make or copy it again") from error
     return ""
+
+
+def _read(gguf: Path) -> None:
+    """Read header and table, and map every tensor into memory."""
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):  # type: ignore[misc]  # of gguf, which publishes no types
+        """Says where it would read beyond the end; gguf's own (0.19) fails there as it does in a wrong header."""
+
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if end > len(self.data):
+                raise EOFError(f"it has {len(self.data)} bytes of at least {end}")
+            return super()._get(offset, dtype, count, override_order)
+
+    Reader(gguf)

@@ -1,10 +1,12 @@
-"""Places where new models turn up: folders with models and GGUF files in them, and repositories of the hub.
+"""Places where new models turn up: folders with models and GGUF files, repositories of the hub, MLflow's registry.
 
-Looking reads no weights; nothing is fetched, converted or loaded. Not for what a model is: `kvpolicy.models.reference`.
+Looking reads no weights; nothing is fetched, converted or loaded. Not for what a model is: `kvpolicy.models.reference`;
+nor for asking MLflow's registry: `tasks.watch`.
 """
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,13 @@ from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.gguf_file import is_part, missing_content
 from kvpolicy.models.reference import is_hub_id, resolve_model
+from kvpolicy.models.registered import RegisteredName
 
-FOLDER, HUB = "folder", "hub"
+FOLDER, HUB, REGISTRY = "folder", "hub", "mlflow"
+SOURCE_FORMS = "folder:PATH, hub:owner/name[@revision] or mlflow:NAME[@alias]"
 _WEIGHTS = (".safetensors", ".bin")
 _HUB_TIMEOUT_S = 10.0
+_GIVEN_UP_AFTER_S = 24 * 3600.0  # nobody copies a file for so long without a byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +30,9 @@ class Candidate:
 
     Attributes:
         source: The source, as it was named.
-        reference: What `kvpolicy.models.reference.resolve_model` takes.
-        state: Changes when its files do: a digest of their names, sizes and times; of a repository the commit.
+        reference: The model as a pipeline is given it.
+        state: Changes when its files do: a digest of their names, sizes and times; of a repository the commit, of a
+            registered model the identity of the version.
     """
 
     source: str
@@ -34,13 +40,13 @@ class Candidate:
     state: str
 
     @property
-    def is_remote(self) -> bool:
-        """Whether it would have to be fetched from the hub."""
-        return self.source.startswith(f"{HUB}:")
+    def is_fixed(self) -> bool:
+        """Whether its files cannot change: a commit or a registered version, which would have to be fetched."""
+        return ModelSource.parse(self.source).kind != FOLDER
 
     def present_state(self) -> str:
         """`state` as it is now; empty if the files are gone."""
-        if self.is_remote:
+        if self.is_fixed:
             return self.state
         try:
             return _state(Path(self.reference))
@@ -51,21 +57,25 @@ class Candidate:
         """What keeps a GGUF file from being whole; empty for one that is whole, and for everything else.
 
         Raises:
+            InputError: If it will not become whole: its header is wrong, or it has not changed for a day.
             OSError: If the file cannot be read.
         """
         path = Path(self.reference)
-        return missing_content(path) if path.suffix == ".gguf" else ""
+        missing = missing_content(path) if path.suffix == ".gguf" else ""
+        if missing and time.time() - path.stat().st_mtime > _GIVEN_UP_AFTER_S:
+            raise InputError(f"GGUF file {path} has not changed for a day, and {missing}: copy it again")
+        return missing
 
     def digest(self) -> str:
         """What tells its content from any other: of a GGUF file the SHA-256, of a folder the model's digest.
 
-        Of a repository it is the commit.
+        Of what is fixed it is the state.
 
         Raises:
             InputError: If the files of a folder are damaged.
             OSError: If the files cannot be read.
         """
-        if self.is_remote:
+        if self.is_fixed:
             return self.state
         path = Path(self.reference)
         return digest_file(path) if path.suffix == ".gguf" else resolve_model(self.reference).digest
@@ -85,8 +95,9 @@ class ModelSource:
     """A place to look for models.
 
     Attributes:
-        kind: `folder` or `hub`.
-        place: The folder, as an absolute path, or the repository as `owner/name` or `owner/name@revision`.
+        kind: `folder`, `hub` or `mlflow`.
+        place: The folder, as an absolute path; the repository as `owner/name` or `owner/name@revision`; the registered
+            model as `NAME` or `NAME@ALIAS`.
     """
 
     kind: str
@@ -94,29 +105,31 @@ class ModelSource:
 
     @classmethod
     def parse(cls, text: str) -> "ModelSource":
-        """Read a source as people write it: `folder:PATH`, `hub:owner/name` or `hub:owner/name@revision`.
+        """Read a source as people write it: `folder:PATH`, `hub:owner/name[@revision]` or `mlflow:NAME[@alias]`.
 
         Raises:
             InputError: If it is of no such form.
         """
         kind, colon, place = text.strip().partition(":")
-        if not colon or kind not in (FOLDER, HUB) or not place:
-            raise InputError(f"source {text!r} is not of the form folder:PATH or hub:owner/name[@revision]")
-        if kind == HUB:
-            if not is_hub_id(place):
-                raise InputError(f"source {text!r} names no repository: expected hub:owner/name or hub:owner/name@rev")
-            return cls(kind=kind, place=place)
+        if not colon or kind not in (FOLDER, HUB, REGISTRY) or not place:
+            raise InputError(f"source {text!r} is not of the form {SOURCE_FORMS}")
         try:
-            return cls(kind=kind, place=str(Path(place).expanduser().absolute()))
-        except (OSError, RuntimeError) as error:
+            if kind == FOLDER:
+                place = str(Path(place).expanduser().absolute())
+            elif kind == REGISTRY:
+                RegisteredName.of_source(place)
+            elif not is_hub_id(place):
+                raise InputError("it names no repository: expected hub:owner/name or hub:owner/name@rev")
+        except (InputError, OSError, RuntimeError) as error:
             raise InputError(f"source {text!r}: {error}") from error
+        return cls(kind=kind, place=place)
 
     def __str__(self) -> str:
         """The source as it is written."""
         return f"{self.kind}:{self.place}"
 
     def candidates(self) -> list[Candidate]:
-        """The models that are there now.
+        """The models that are there now, in a folder or a repository.
 
         Raises:
             InputError: If the folder cannot be read, or the hub does not answer or has no such repository.

@@ -1,4 +1,7 @@
-"""From what a user calls a model (a folder, a hub id, a GGUF file, nothing) to a local folder with a content digest."""
+"""From what a user calls a model (a folder, a hub id, a GGUF file, nothing) to a local folder with a content digest.
+
+What is in MLflow's registry becomes such a folder first, in `tasks.model`.
+"""
 
 import hashlib
 import json
@@ -8,11 +11,12 @@ from pathlib import Path
 
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
-from kvpolicy.models.convert import RECORD, check_recorded_digests, convert_gguf
+from kvpolicy.models.convert import convert_gguf
 from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder, embedded_model_place
+from kvpolicy.models.model_folder import CONTENT_SUFFIXES, RECORD, check_recorded_digests
+from kvpolicy.models.registered import is_registered
 
 EMBEDDED = "embedded"
-_CONTENT_SUFFIXES = {".safetensors", ".json", ".model", ".txt", ".jinja", ".bin"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +25,8 @@ class ModelReference:
 
     Attributes:
         name: For people.
-        source: What the user named: `embedded`, a folder, a GGUF file or a hub id.
-        revision: The hub's commit, or empty.
+        source: What the user named: `embedded`, a folder, a GGUF file, a hub id or a version in MLflow's registry.
+        revision: The hub's commit or the version's identity, or empty.
         folder: Where it lies, in Hugging Face's format.
         digest: SHA-256 over weights, configuration and tokenizer; independent of where they lie.
     """
@@ -70,9 +74,11 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
         return _reference(path.resolve(), name=path.resolve().name, source=str(path.resolve()), revision="")
     if is_hub_id(source):
         return _from_hub(source, cache)
+    if is_registered(source):
+        raise InputError(f"model {source} is in MLflow's registry of a home: `kvp run --model` finds it there")
     raise InputError(
-        f"model {source!r} is no folder, GGUF file or hub id (owner/name): "
-        f"pass one of these with --model, or {EMBEDDED!r}"
+        f"model {source!r} is no folder, GGUF file or hub id (owner/name), nor in MLflow's registry "
+        f"(models:/NAME/VERSION): pass one of these with --model, or {EMBEDDED!r}"
     )
 
 
@@ -101,7 +107,8 @@ def find_model(source: str, *, cache: Path | None = None) -> ModelReference | No
 
 def is_hub_id(source: str) -> bool:
     """Whether a reference has the form `owner/name` or `owner/name@revision`; a folder may have it as well."""
-    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not source.endswith(".gguf")
+    is_other = source.startswith((".", "/", "~")) or source.endswith(".gguf") or is_registered(source)
+    return source.count("/") == 1 and not is_other
 
 
 def _gguf_place(path: Path, cache: Path) -> Path:
@@ -115,7 +122,7 @@ def _from_hub(source: str, cache: Path, *, only_local: bool = False) -> ModelRef
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
-    wanted = [f"*{suffix}" for suffix in sorted(_CONTENT_SUFFIXES)]
+    wanted = [f"*{suffix}" for suffix in sorted(CONTENT_SUFFIXES)]
     try:
         folder = snapshot_download(
             name,
@@ -141,7 +148,7 @@ def _reference(folder: Path, *, name: str, source: str, revision: str) -> ModelR
     files = [
         path
         for path in sorted(folder.iterdir())
-        if path.suffix in _CONTENT_SUFFIXES and path.name != RECORD and path.is_file()
+        if path.suffix in CONTENT_SUFFIXES and path.name != RECORD and path.is_file()
     ]
     contents = {path.name: digest_file(path) for path in files}
     digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()

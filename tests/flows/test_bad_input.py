@@ -11,7 +11,7 @@ import pytest
 from outcomes import assert_nothing_half_registered, assert_refused
 
 from kvpolicy.digests import digest_file
-from kvpolicy.models.convert import RECORD
+from kvpolicy.models.model_folder import RECORD
 from storage.home import FORMAT_VERSION
 
 SMOKE = ("run", "--preset", "smoke")

@@ -1,6 +1,7 @@
 """Looking for models: what is new, what is not, what waits, and what is remembered of it."""
 
 import dataclasses
+import os
 import shutil
 import threading
 import time
@@ -201,6 +202,38 @@ def test_a_half_copied_gguf_file_waits_and_then_is_taken(home, models, tmp_path)
     assert start(home, sighting).outcome == STARTED
     assert look(home, models) == []
     assert outcomes(home) == [WAITING, FOUND, STARTED]
+
+
+def test_a_gguf_file_that_stays_cut_is_unsupported_after_a_day_and_looked_at_again_when_it_grows(
+    home, models, tmp_path
+):
+    whole = write_tiny_gguf(tmp_path / "whole.gguf").read_bytes()
+    place = models / "tiny.gguf"
+    place.write_bytes(whole[:3_000])
+    os.utime(place, (0, time.time() - 25 * 3600))
+    (sighting,) = look(home, models)
+    assert sighting.outcome == UNSUPPORTED and "has not changed for a day" in sighting.reason
+    remember(home, sighting)
+    assert look(home, models) == []
+    place.write_bytes(whole[:4_000])
+    (sighting,) = look(home, models)
+    assert sighting.outcome == WAITING
+    place.write_bytes(whole)
+    (sighting,) = look(home, models)
+    assert start(home, sighting).outcome == STARTED
+
+
+def test_a_gguf_header_that_is_wrong_is_unsupported_at_once(home, models):
+    gguf = write_tiny_gguf(models / "tiny.gguf")
+    content = gguf.read_bytes()
+    gguf.write_bytes(content[:4] + b"\x63" + content[5:])
+    (sighting,) = look(home, models)
+    assert sighting.outcome == UNSUPPORTED and "version 99" in sighting.reason
+    remember(home, sighting)
+    assert look(home, models) == []
+    gguf.write_bytes(content)
+    (again,) = look(home, models)
+    assert again.outcome == FOUND
 
 
 def test_files_that_still_change_wait(home, llama, models):

@@ -1,6 +1,8 @@
 """Sources of models: how they are written, what they show, and which GGUF files are not whole yet."""
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,11 @@ def models(tiny_model_folder, tiny_gguf, tmp_path) -> Path:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "folder", "folder:", "models", "./models", "s3://bucket/models", "hub:", "hub:name", "hub:a/b/c", "hub:/a"],
+    [
+        *("", "folder", "folder:", "models", "./models", "s3://bucket/models"),
+        *("hub:", "hub:name", "hub:a/b/c", "hub:/a"),
+        *("mlflow:", "mlflow:models:/name/1", "mlflow:name/1", "mlflow:@alias", "mlflow:name@"),
+    ],
 )
 def test_a_source_of_another_form_is_one_line_that_names_it(text):
     with pytest.raises(InputError, match="source ") as refused:
@@ -42,7 +48,7 @@ def test_a_source_of_another_form_is_one_line_that_names_it(text):
 def test_a_source_is_written_as_it_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(ModelSource.parse("folder:models")) == f"folder:{tmp_path}/models"
-    for text in (f"folder:{tmp_path}", "hub:owner/name", "hub:owner/name@main"):
+    for text in (f"folder:{tmp_path}", "hub:owner/name", "hub:owner/name@main", "mlflow:a name", "mlflow:name@alias"):
         assert str(ModelSource.parse(text)) == text
 
 
@@ -87,6 +93,34 @@ def test_a_gguf_file_is_whole_only_with_its_last_byte(tiny_gguf, tmp_path):
         assert missing_content(part) != "", length
     part.write_bytes(b"something else" * 100)
     assert missing_content(part) == ""  # it will never be a GGUF file: what it is, the reader says
+
+
+def test_a_gguf_header_that_is_wrong_is_told_from_a_file_that_is_short(tiny_gguf, tmp_path, fails_in_one_line):
+    content, damaged = bytearray(tiny_gguf.read_bytes()), tmp_path / "damaged.gguf"
+    first_key = 4 + 4 + 8 + 8  # after magic, version and two counts: length of the key, the key, type of its value
+    first_type = first_key + 8 + int.from_bytes(content[first_key : first_key + 8], "little")
+    for place, wrong in ((4, b"\x63"), (first_type, b"\xff"), (first_key + 8, b"\xff\xfe")):
+        changed = content.copy()
+        changed[place : place + len(wrong)] = wrong
+        for length in (len(changed), len(changed) // 2):
+            damaged.write_bytes(changed[:length])
+            assert str(damaged) in fails_in_one_line(missing_content, damaged)
+
+
+def test_a_gguf_file_that_is_not_whole_is_waited_for_a_day(tiny_gguf, tmp_path, fails_in_one_line):
+    part = tmp_path / "part.gguf"
+    part.write_bytes(tiny_gguf.read_bytes()[:3_000])
+    candidate = Candidate(source=f"folder:{tmp_path}", reference=str(part), state="s")
+    for hours in (0, 23):
+        changed_at = time.time() - hours * 3600
+        os.utime(part, (changed_at, changed_at))
+        assert "ends too soon: it has 3000 bytes of at least" in candidate.missing()
+    os.utime(part, (0, time.time() - 25 * 3600))
+    said = fails_in_one_line(candidate.missing)
+    assert f"{part} has not changed for a day, and the file ends too soon" in said
+    shutil.copy(tiny_gguf, part)
+    os.utime(part, (0, 0))
+    assert candidate.missing() == ""
 
 
 def test_one_of_several_gguf_files_is_refused(tmp_path):

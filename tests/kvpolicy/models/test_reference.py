@@ -9,9 +9,10 @@ import zipfile
 import pytest
 
 from kvpolicy.errors import InputError
-from kvpolicy.models.convert import RECORD, convert_gguf
+from kvpolicy.models.convert import convert_gguf
 from kvpolicy.models.embedded import GGUF_MEMBER, WHEEL_SHA256
 from kvpolicy.models.language_model import load_language_model
+from kvpolicy.models.model_folder import RECORD
 from kvpolicy.models.reference import default_cache, find_model, resolve_model
 
 # Prints what resolving gives, or the error as a caller would see it.
