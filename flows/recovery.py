@@ -1,15 +1,17 @@
-"""Flow runs that Prefect takes for running although their process is dead: finding them, and saying that they crashed.
+"""Runs that Prefect takes for running although their process is dead: finding them, and saying that they crashed.
 
 Prefect hears of a death only from a worker that outlives it, or by the heartbeats that `flows.work_pool` watches. What
 died with its worker or its server is judged here, by what is left on this machine: a command holds a lock for as long
 as it lives and its flow runs carry the lock's name as a tag; a worker's flow run has its id in its process's
-environment. Flow runs of anybody else are not judged.
+environment. Flow runs of anybody else are not judged. A task run of a flow run that has ended has been lost with its
+worker: the flow run went on with another one.
 """
 
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +20,17 @@ from storage.errors import StorageError, one_line
 from storage.home import Home, exclusive, is_held
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
 
 MARK = "kvp.process:"
 CRASH_MESSAGE = "Its process is dead: run the same command or deployment again to go on."
+LOST_MESSAGE = "Its worker is dead, and its flow run has ended without it."
 _COMMAND = "command-"
 _WORKER_LABEL = "prefect.worker.name"
 _PAGE = 200  # Prefect's limit of rows an answer
+# The server notes the ends of task runs in turns of 5 s, so later than that of their flow run.
+_NEWS_TAKES = timedelta(seconds=15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,32 +115,48 @@ def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[F
 
 def _crash(client: Any, runs: "Sequence[FlowRun]") -> list[UnfinishedRun]:
     """Note that flow runs and the task runs in them crashed; one that has ended meanwhile is left alone."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterId,
-        TaskRunFilter,
-        TaskRunFilterState,
-        TaskRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.states import Crashed
 
-    open_states = TaskRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
     crashed = []
     for run in runs:
         state = client.read_flow_run(run.id).state
         if state is not None and state.is_final():
             continue
         client.set_flow_run_state(run.id, Crashed(message=CRASH_MESSAGE), force=True)
-        while tasks := client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
-            task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=open_states)),
-            limit=_PAGE,
-        ):
-            for task in tasks:
-                client.set_task_run_state(task.id, Crashed(message=CRASH_MESSAGE), force=True)
+        _crash_tasks(client, FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), CRASH_MESSAGE)
         crashed.append(described(run))
     return crashed
+
+
+def _crash_lost_tasks(client: Any) -> None:
+    """Note that task runs crashed that are open although their flow run has ended."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterEndTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import TERMINAL_STATES
+
+    ended = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(TERMINAL_STATES))),
+        end_time=FlowRunFilterEndTime(before_=datetime.now(UTC) - _NEWS_TAKES),
+    )
+    _crash_tasks(client, ended, LOST_MESSAGE)
+
+
+def _crash_tasks(client: Any, of: "FlowRunFilter", message: str) -> None:
+    """Note that the open task runs of flow runs crashed."""
+    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterState, TaskRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
+
+    open_states = TaskRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
+    is_open = TaskRunFilter(state=TaskRunFilterState(type=open_states))
+    while tasks := client.read_task_runs(flow_run_filter=of, task_run_filter=is_open, limit=_PAGE):
+        for task in tasks:
+            client.set_task_run_state(task.id, Crashed(message=message), force=True)
 
 
 def described(run: "FlowRun") -> UnfinishedRun:
@@ -148,13 +170,14 @@ def described(run: "FlowRun") -> UnfinishedRun:
 
 
 def recover(home: Home) -> list[UnfinishedRun]:
-    """Note that every flow run whose process is dead crashed. Call it when the server answers.
+    """Note that flow runs whose process is dead crashed, and task runs that were lost. Call it when the server answers.
 
     Raises:
         StorageError: If the server refuses.
     """
     with prefect_client() as client:
         crashed = _crash(client, orphans_among(home, client, unfinished_flow_runs(client)))
+        _crash_lost_tasks(client)
     for lock in (home.path / "locks").glob(f"{_COMMAND}*"):
         if not is_held(home, lock.name):
             lock.unlink(missing_ok=True)  # of a command that was killed; nothing asks for it any more

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from outcomes import assert_refused
 from processes import environment, last_line, run_command, start_process, tail
 
-from flows import service_process
+from flows import recovery, service_process
 from flows.recovery import MARK, prefect_client, recover
 from flows.service_process import environment_of, folder, recorded, start, stop
 from storage.home import Home, exclusive
@@ -130,6 +131,35 @@ def test_only_flow_runs_of_the_dead_are_noted_as_crashed(home, prefect_api):
         for run in (theirs, unknown, elsewhere):
             client.delete_flow_run(run)
     assert not (home.path / "locks" / dead).exists()
+
+
+def test_task_runs_without_which_their_flow_run_has_ended_are_noted_as_crashed(home, prefect_api, monkeypatch):
+    """As of a worker of a pool that was lost: one that is ending, one long after, and one whose flow run goes on."""
+    from prefect import flow
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.states import Completed, Running
+    from prefect.tasks import Task
+
+    @flow
+    def some_flow() -> None:
+        """Never called: the server is told of its runs."""
+
+    with temporary_settings({PREFECT_API_URL: prefect_api}), prefect_client() as client:
+
+        def task_of(run: Any) -> Any:
+            task = client.create_task_run(Task(some_flow.fn), flow_run_id=run.id, dynamic_key="0", state=Running())
+            return lambda: client.read_task_run(task.id).state.type.value
+
+        ended, running = (client.create_flow_run(some_flow, state=Running()) for _ in range(2))
+        lost, at_work = task_of(ended), task_of(running)
+        client.set_flow_run_state(ended.id, Completed(), force=True)
+        recover(home)
+        assert (lost(), at_work()) == ("RUNNING", "RUNNING")  # its end may still be on its way
+        monkeypatch.setattr(recovery, "_NEWS_TAKES", timedelta(0))
+        recover(home)
+        assert (lost(), at_work()) == ("CRASHED", "RUNNING")
+        assert client.read_flow_run(ended.id).state.is_completed()
+        client.delete_flow_run(running.id)
 
 
 def _kvp(*args: str, home: Path, timeout_s: float = 300, **variables: str):
