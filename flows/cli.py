@@ -14,6 +14,7 @@ import typer
 
 from flows import (
     catalog_commands,
+    generate_commands,
     lineage_commands,
     promotion_commands,
     repeat_commands,
@@ -199,6 +200,7 @@ _add_pipeline_command(
 
 app.command()(repeat_commands.stale)
 app.command()(repeat_commands.rerun)
+app.command()(generate_commands.generate)
 app.command()(promotion_commands.promote)
 app.command()(promotion_commands.rollback)
 app.command()(lineage_commands.lineage)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from storage.digests import digest_json
 from storage.errors import StorageError
@@ -75,7 +77,7 @@ class RegisteredModels:
                 found = next((version for version in versions if version.status == "READY"), None)
             if found is None:
                 raise LookupError("it has no version")
-            return _described(client, found)
+            return self._described(client, found)
 
     def names(self, version: ModelVersion, folder: str = "") -> list[str]:
         """Return the files and folders in a folder of a version, as paths from its root.
@@ -128,12 +130,20 @@ class RegisteredModels:
         uri = self._home.mlflow_tracking_uri
         return get_artifact_repository(version.place, tracking_uri=uri, registry_uri=uri)
 
+    def _described(self, client: Any, found: Any) -> ModelVersion:
+        told = [found.name, str(found.version), found.source, found.run_id, found.model_id, found.creation_timestamp]
+        return ModelVersion(
+            name=str(found.name),
+            number=str(found.version),
+            identity=digest_json(told)[:32],
+            place=self._present_place(str(client.get_model_version_download_uri(found.name, found.version))),
+        )
 
-def _described(client: Any, found: Any) -> ModelVersion:
-    told = [found.name, str(found.version), found.source, found.run_id, found.model_id, found.creation_timestamp]
-    return ModelVersion(
-        name=str(found.name),
-        number=str(found.version),
-        identity=digest_json(told)[:32],
-        place=str(client.get_model_version_download_uri(found.name, found.version)),
-    )
+    def _present_place(self, uri: str) -> str:
+        """Where files are: MLflow notes full paths, which no longer hold in a home that was moved or copied."""
+        artifacts = self._home.mlflow_artifacts
+        inside = "/".join(artifacts.parts[-2:])
+        _, found, rest = uri.rpartition(f"/{inside}/")
+        noted = Path(url2pathname(urlsplit(uri).path))
+        moved = artifacts / url2pathname(rest)
+        return moved.as_uri() if found and not noted.exists() and moved.exists() else uri

@@ -1,0 +1,165 @@
+"""The command `kvp generate`: answer prompts from compacted caches, beside the full ones if that is asked for."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.command_options import HomeOption, JsonOption
+from flows.process import configure_libraries, home_path, prepare_process, standard_output_kept_clean
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from kvpolicy.generation import Generation
+    from kvpolicy.models.reference import ModelReference
+
+_STANDARD_INPUT = "-"
+
+
+def generate(
+    budget: Annotated[int, typer.Option(help="Entries of the prompt that each KV head keeps, in tokens")],
+    prompt_file: Annotated[
+        list[str], typer.Option(help="Text to answer, - for standard input; repeatable: all are answered together")
+    ],
+    model: Annotated[
+        str, typer.Option(help="embedded, a folder, a GGUF file, a hub id or models:/NAME/1", metavar="REF")
+    ] = "embedded",
+    policy: Annotated[
+        str, typer.Option(help="A folder, champion, an artifact's id or models:/NAME/1", metavar="REF")
+    ] = "champion",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that an answer may have")] = 128,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Evict after so many tokens of a prompt, too")] = None,
+    evict_every: Annotated[int | None, typer.Option(help="Evict after so many tokens of the answer, too")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Answer from the full cache as well")] = False,
+    dtype: Annotated[str, typer.Option(help="In which the model runs: bfloat16, float16 or float32")] = "bfloat16",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer prompts with a policy: from a cache that keeps what it ranks highest."""
+    configure_libraries()
+    prompts = [_read(place) for place in prompt_file]
+    with standard_output_kept_clean():
+        prepare_process()
+        from kvpolicy.generation import compressed_generate
+        from kvpolicy.models.loading import load_model
+        from tasks.policies import find_policy, policy_folder
+
+        opened = None if policy_folder(policy) else Home.open(home_path(home), create=False)
+        found = _find_model(model, home)
+        # Before the model's weights are loaded, which takes longer.
+        policies = find_policy(opened, policy, model_digest=found.digest)
+        loaded = load_model(found, dtype=dtype)
+        policies.agents.to(loaded.device)
+        options = {"max_new_tokens": max_new_tokens}
+        compressed = compressed_generate(
+            loaded,
+            policies,
+            prompts,
+            budget=budget,
+            chunk_tokens=chunk_tokens,
+            evict_every_tokens=evict_every,
+            **options,
+        )
+        # Afterwards: whoever comes first also warms everything up.
+        full = compressed_generate(loaded, policies, prompts, budget=None, **options) if compare else None
+    if as_json:
+        answers = [
+            {"prompt_file": place, "compacted": _plain(own), "full": _plain(other) if other else None}
+            for place, own, other in zip(prompt_file, compressed, full or [None] * len(prompts), strict=True)
+        ]
+        document = {
+            "model": {"name": found.name, "digest": found.digest},
+            "policy": policy,
+            "budget": budget,
+            "answers": answers,
+        }
+        print(json.dumps(document, allow_nan=False))
+        return
+    for index, (place, answer) in enumerate(zip(prompt_file, compressed, strict=True)):
+        if full:
+            _print_both(place, budget, answer, full[index])
+        else:
+            _print_answer(place if len(prompts) > 1 else "", answer)
+        print(_what_was_evicted(answer, budget), file=sys.stderr)
+
+
+def _read(place: str) -> str:
+    from kvpolicy.errors import InputError
+
+    try:
+        text = sys.stdin.read() if place == _STANDARD_INPUT else Path(place).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"prompt file {place} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"prompt file {place} cannot be read ({reason}): name a text file") from error
+    if not text.strip():
+        raise InputError(f"prompt file {place} is empty: there is nothing to answer")
+    return text
+
+
+def _find_model(source: str, home: str | None) -> "ModelReference":
+    from kvpolicy.models.reference import resolve_model
+    from kvpolicy.models.registered import is_registered
+
+    if not is_registered(source):
+        return resolve_model(source)
+    from tasks.model import resolve
+
+    return resolve(Home.open(home_path(home), create=False), source)
+
+
+def _figures(answer: "Generation") -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.num_prompt_tokens,
+        "kept_tokens": answer.num_kept_tokens,
+        "evicted_tokens": answer.num_evicted_tokens,
+        "cache_bytes": answer.cache_bytes,
+        "new_tokens": len(answer.token_ids),
+        "tokens_per_s": answer.tokens_per_s,
+    }
+
+
+def _plain(answer: "Generation") -> dict[str, Any]:
+    return {"text": answer.text, **_figures(answer)}
+
+
+def _what_was_evicted(answer: "Generation", budget: int) -> str:
+    if not answer.num_evicted_tokens:
+        return f"nothing was evicted: the prompt has {answer.num_prompt_tokens} tokens, the budget is {budget}"
+    speed = "" if answer.tokens_per_s is None else f", {answer.tokens_per_s:.1f} tokens a second"
+    return (
+        f"{answer.num_evicted_tokens} of {answer.num_prompt_tokens} tokens were evicted; "
+        f"{answer.cache_bytes:,} bytes of keys and values{speed}"
+    )
+
+
+def _print_answer(heading: str, answer: "Generation") -> None:
+    if heading:
+        print(f"== {heading}")
+    print(answer.text)
+
+
+def _print_both(place: str, budget: int, compressed: "Generation", full: "Generation") -> None:
+    """A table: the full cache, the compacted one, and how many times as much the first is of the second."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from flows.printing import console
+
+    table = Table(title=Text(place), header_style="bold", show_lines=True)
+    for name in ("", "full cache", f"budget {budget}", "ratio"):
+        table.add_column(Text(name), overflow="fold")
+    table.add_row("answer", Text(full.text), Text(compressed.text), "")
+    for name, own in _figures(compressed).items():
+        other = _figures(full)[name]
+        with_ratio = name in ("kept_tokens", "cache_bytes", "tokens_per_s") and own and other
+        ratio = f"{other / own:.2f}" if with_ratio else ""
+        table.add_row(name.replace("_", " ").replace(" per s", " a second"), _number(other), _number(own), ratio)
+    console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
