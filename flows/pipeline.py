@@ -147,7 +147,7 @@ def retrain(
                 evaluation_id=judged.artifact_id,
                 evaluation_run_id=judged.run_id,
             )
-    leave_artifact(summarise(plan.home, reports))
+    leave_artifact(plan.home, summarise(plan.home, reports))
     return reports
 
 

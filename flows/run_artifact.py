@@ -1,4 +1,4 @@
-"""What a run of the pipeline leaves in Prefect: one page of Markdown with curves, links and the decision."""
+"""What a run leaves in Prefect and in MLflow's registry: one page with curves, links and the decision."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -7,15 +7,25 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact
 
 from kvpolicy.errors import message_with_notes
+from storage.home import Home
+from storage.tracking import Tracking
 from tasks.references import ModelRef
 
 _SHOWN_METRIC, _MEAN_TASK = "kl", "mean"
 
 
-def leave_artifact(summary: Mapping[str, Any]) -> None:
-    """Leave the page with the flow run around this call; pages of one model are versions of one artifact."""
-    name = summary["model"]["name"]
-    _leave(run_markdown(summary), summary["model"]["digest"], f"Budget curves of {name}, and who is champion")
+def leave_artifact(home: Home, summary: Mapping[str, Any]) -> None:
+    """Leave the page with the flow run around this call and with the policy set in the registry.
+
+    In Prefect pages of one model are versions of one artifact.
+
+    Args:
+        home: The home.
+        summary: As of `flows.summary.summarise`.
+    """
+    page, name = run_markdown(summary), summary["model"]["name"]
+    _leave(page, summary["model"]["digest"], f"Budget curves of {name}, and who is champion")
+    Tracking(home).describe_policy(summary["policy_set"]["id"], page)
 
 
 @contextmanager
@@ -48,7 +58,8 @@ def run_markdown(summary: Mapping[str, Any]) -> str:
     for benchmark, setting in panels:
         lines += _curves(summary["curves"], benchmark, setting)
     lines += [
-        f"- policy set `{summary['policy_set']['id']}` in `{summary['policy_set']['path']}`",
+        f"- policy set `{summary['policy_set']['id']}` in `{summary['policy_set']['path']}`, trained on "
+        f"`{summary['trace_snapshot']['id']}`: `kvp lineage {summary['policy_set']['id']} --home {summary['home']}`",
         f"- evaluation `{evaluation}`: `kvp report {evaluation} --home {summary['home']}`",
         f"- MLflow: `mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}`",
         "",

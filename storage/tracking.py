@@ -207,6 +207,20 @@ class Tracking:
                 ).version
         return str(version)
 
+    def describe_policy(self, policy_set_id: str, description: str) -> None:
+        """Say on a policy set's page in the registry what became known of it after it was registered.
+
+        Args:
+            policy_set_id: the policy set, as the tag `POLICY_SET_TAG` of its version has it.
+            description: in Markdown, in place of what was there.
+
+        Raises:
+            StorageError: if no version is tagged so, or MLflow refuses it.
+        """
+        with one_line_errors(f"cannot describe {policy_set_id} in the registry"):
+            version = self._tagged_version(policy_set_id)
+            self._client.update_model_version(version.name, version.version, description)
+
     def move_alias(self, alias: str, policy_set_id: str) -> bool:
         """Let an alias point at a policy set, and at no other of its model; returns whether it did not do so before.
 
