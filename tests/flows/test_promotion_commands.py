@@ -212,6 +212,7 @@ def document() -> Mapping[str, Any]:
         "mlflow_tracking_uri": "sqlite:////lab/mlflow/mlflow.db",
         "model": {"id": "model-1", "digest": "0123456789", "name": "tiny"},
         "policy_set": {"id": "policy_set-1", "path": "/lab/policies/policy_set-1"},
+        "trace_snapshot": {"id": "trace_snapshot-1"},
         "evaluation": {"id": "evaluation-1"},
         "promotion": {"decision": "promoted", "champion_id": "policy_set-1", "reason": "better: KL differs"},
         "curves": [
