@@ -3,8 +3,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# kvpress needs older releases of transformers and pandas than the rest.
+KVPRESS_BIN := .venv-kvpress/bin
+KVPRESS_INSTALLED := .venv-kvpress/.installed
 
-.PHONY: setup demo smoke test test-slow bench lint types contract
+.PHONY: setup demo smoke test test-slow test-kvpress bench docs lint types contract
 
 setup: $(INSTALLED)
 
@@ -30,8 +33,24 @@ test: setup
 test-slow: setup
 	@$(BIN)/pytest -m slow
 
+# The adapter to kvpress, and what it stands on, in an environment of their own.
+test-kvpress: $(KVPRESS_INSTALLED)
+	@$(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations attention policies models/test_language_model.py \
+		test_cache.py test_streaming.py test_decoding.py test_public_api.py test_generation.py test_generation_memory.py \
+		test_batched_generation.py)
+
+$(KVPRESS_INSTALLED): pyproject.toml constraints-kvpress.txt
+	@$(PYTHON) -m venv .venv-kvpress
+	@echo "make: installing into .venv-kvpress, a few minutes the first time" >&2
+	@$(KVPRESS_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-kvpress.txt \
+		-e . kvpress pytest pytest-timeout hypothesis
+	@touch $@
+
 bench: setup
 	@$(BIN)/pytest -m benchmark -s
+
+docs: setup
+	@$(BIN)/python docs/reference/write.py
 
 lint: setup
 	@$(BIN)/ruff check

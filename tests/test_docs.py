@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,14 @@ def test_what_a_page_points_at_is_there(page):
     named = re.findall(r"`((?:kvpolicy|storage|tasks|flows|dashboards|docs|tests)/[\w./]*)`", text)
     missing += [path for path in named if not (ROOT / path).exists()]
     assert missing == []
+
+
+def test_the_reference_is_what_the_code_says():
+    pages = runpy.run_path(str(ROOT / "docs" / "reference" / "write.py"))["pages"]()
+    for name, text in pages.items():
+        assert (ROOT / "docs" / "reference" / name).read_text() == text, f"{name} is out of date: run `make docs`"
+    assert "| `--budgets` |" in pages["commands.md"]
+    assert re.search(r"\| `num_heldout_samples` \| .+ \| 1 \| 2 \| 2 \| 20 \|", pages["configuration.md"])
+    assert "| `ci_low` | double |" in pages["tables.md"]
+    empty = r"\|\s*\|\s*\|"  # nothing goes without a meaning
+    assert not any(re.search(rf"^\| `[^|]+ {empty}", text, flags=re.MULTILINE) for text in pages.values())
