@@ -129,7 +129,8 @@ def draw_lineage(graph: LineageGraph) -> Drawing:
 
 def _title(graph: LineageGraph, grouped: GroupedGraph) -> str:
     (root,) = grouped.groups[0]
-    return f"What {'came from' if graph.direction == 'down' else 'led to'} {root.kind} {root.name} ({root.id})"
+    words = {"up": "led to", "down": "came from", "around": "led to and came from"}[graph.direction]
+    return f"What {words} {root.kind} {root.name} ({root.id})"
 
 
 def _centres(layout: Layout) -> list[tuple[int, float]]:

@@ -109,8 +109,8 @@ def render_lineage_page(graph: LineageGraph) -> str:
     drawing = draw_lineage(graph)
     shown = {node.id for group in drawing.groups for node in group}
     aside = [node for node in graph.nodes.values() if node.id not in shown]
-    ends = _ends(graph)
-    records = [[_record(node, ends) for node in group] for group in [*drawing.groups, *([node] for node in aside)]]
+    ends = ends_of_runs(graph)
+    records = [[record_of(node, ends) for node in group] for group in [*drawing.groups, *([node] for node in aside)]]
     text = json.dumps(records, default=str, separators=(",", ":"), ensure_ascii=False)
     return _PAGE.substitute(
         title=escape(drawing.title),
@@ -120,7 +120,7 @@ def render_lineage_page(graph: LineageGraph) -> str:
     )
 
 
-def _ends(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
+def ends_of_runs(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
     """Run -> its inputs and outputs, each by name."""
     ends: dict[str, dict[str, dict[str, str]]] = {}
     for edge in graph.edges:
@@ -129,7 +129,8 @@ def _ends(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
     return ends
 
 
-def _record(node: LineageNode, ends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def record_of(node: LineageNode, ends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All that is known of a node, by name; `ends` from `ends_of_runs`."""
     return {"id": node.id, "kind": node.kind, "name": node.name, **node.facts, **ends.get(node.id, {})}
 
 

@@ -102,11 +102,17 @@ def _view(panel: Panel) -> dict[str, Any]:
         "choice": choice,
         "words": choice | words,
         "note": "; ".join(filter(None, notes)),
-        "figure": _figure(kept).to_plotly_json(),
+        "figure": draw_figure(kept).to_plotly_json(),
     }
 
 
-def _figure(panel: Panel) -> go.Figure:
+def draw_figure(panel: Panel, *, log_budget: bool = True) -> go.Figure:
+    """The lines of a panel with their bands: two traces a method, its band first.
+
+    Args:
+        panel: what is drawn.
+        log_budget: whether the budget's axis is logarithmic.
+    """
     axis = value_axis(panel)
     figure = go.Figure()
     for line in reversed(panel.series):  # the learned policy last: on top
@@ -120,10 +126,7 @@ def _figure(panel: Panel) -> go.Figure:
         hovermode="closest",
         uirevision="methods",  # hidden methods stay hidden; the axes below are each view's own
         xaxis={
-            "type": "log",
-            "title": {"text": "budget (tokens kept per KV head)"},
-            "tickvals": panel.budgets,
-            "ticktext": [str(budget) for budget in panel.budgets],
+            **budget_axis(panel.budgets, log_budget=log_budget),
             "uirevision": view,
         },
         yaxis={
@@ -135,6 +138,16 @@ def _figure(panel: Panel) -> go.Figure:
         },
     )
     return figure
+
+
+def budget_axis(budgets: Sequence[int], *, log_budget: bool) -> dict[str, Any]:
+    """The axis of budgets, with a tick at each of them."""
+    return {
+        "type": "log" if log_budget else "linear",
+        "title": {"text": "budget (tokens kept per KV head)"},
+        "tickvals": list(budgets),
+        "ticktext": [str(budget) for budget in budgets],
+    }
 
 
 def _line(line: Series, axis: ValueAxis) -> go.Scatter:
@@ -171,5 +184,10 @@ def _band(line: Series, axis: ValueAxis) -> go.Scatter:
         x=budgets + budgets[::-1],
         y=lows + highs[::-1],
         line={"width": 0, "color": style.colour},
-        fillcolor=f"rgba({','.join(str(int(style.colour[i : i + 2], 16)) for i in (1, 3, 5))},{style.band_alpha})",
+        fillcolor=transparent(style.colour, style.band_alpha),
     )
+
+
+def transparent(colour: str, alpha: float) -> str:
+    """A colour such as #D55E00 that lets through what is behind it."""
+    return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{alpha})"

@@ -14,6 +14,7 @@ import typer
 
 from flows import (
     catalog_commands,
+    dashboard_commands,
     generate_commands,
     lineage_commands,
     promotion_commands,
@@ -207,6 +208,7 @@ app.command()(lineage_commands.lineage)
 app.command()(lineage_commands.diff)
 app.command()(lineage_commands.openlineage)
 app.command()(report_commands.report)
+app.command()(dashboard_commands.dashboard)
 app.command()(watch_commands.watch)
 app.command()(service_commands.up)
 app.command()(service_commands.down)

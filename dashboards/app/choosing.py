@@ -1,0 +1,62 @@
+"""Choices that several pages begin with: which model and evaluation, benchmark and setting."""
+
+from collections.abc import Iterable, Sequence
+
+from dashboards.app.content import Link, Nothing
+from dashboards.app.records import Evaluation, Records, Row
+from dashboards.app.selection import Selection
+from dashboards.styles import method_order, setting_label
+
+OF_EVALUATION = ("benchmark", "setting", "metric", "task", "method", "seed", "head", "sample", "budget")
+
+
+def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
+    """The model and one of its evaluations, the newest by default.
+
+    Raises:
+        Nothing: there is none in the home.
+    """
+    evaluations = records.evaluations()
+    if not evaluations:
+        raise Nothing("This home has no evaluation yet.", "kvp run --preset smoke")
+    asked = next((e for e in evaluations if e.id == selection.text("evaluation")), None)
+    models = {evaluation.model_id: evaluation.model_name for evaluation in evaluations}
+    alike = list(models.values())
+    labels = [(key, name if alike.count(name) == 1 else f"{name} ({key[-8:]})") for key, name in models.items()]
+    default = asked.model_id if asked else evaluations[0].model_id
+    model = selection.one("model", "Model", labels, default=default, resets=["evaluation"])
+    own = [evaluation for evaluation in evaluations if evaluation.model_id == model]
+    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({e.id[-16:][:6]})") for e in own]
+    chosen = selection.one("evaluation", "Evaluation", options, resets=["sample", "head"])
+    return next(evaluation for evaluation in own if evaluation.id == chosen)
+
+
+def _samples(evaluation: Evaluation) -> str:
+    """An evaluation's name without its model's, which another menu has."""
+    return evaluation.name.removeprefix(evaluation.model_name).removeprefix(" on ") or evaluation.name
+
+
+def choose_place(selection: Selection, rows: Iterable[Row]) -> tuple[str, str]:
+    """One of the benchmarks and settings of some rows, which no figure mixes."""
+    places = list(dict.fromkeys((row["benchmark"], row["setting"]) for row in rows))
+    benchmarks = dict.fromkeys(sorted(benchmark for benchmark, _ in places))
+    benchmark = selection.one("benchmark", "Benchmark", [(name, name) for name in benchmarks])
+    settings = sorted(setting for own, setting in places if own == benchmark)
+    setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
+    return benchmark, setting
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Methods in the order of tables, each once."""
+    return sorted(set(methods), key=method_order)
+
+
+def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
+    """Where the numbers of a page come from, as links into the lineage."""
+    ids = [evaluation.id, evaluation.run_id, *others]
+    return [lineage_link(name) for name in ids]
+
+
+def lineage_link(any_id: str, text: str = "") -> Link:
+    """A link to the lineage of an artifact or run."""
+    return Link(text=text or any_id, url=f"/lineage?id={any_id}")

@@ -1,0 +1,169 @@
+"""Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.app.choosing import choose_evaluation, choose_place, in_order, origin
+from dashboards.app.content import FONT, Figure, Nothing, Page, Table, log_axis, number, numbers_file
+from dashboards.app.differences import Difference, draw_differences, read_differences
+from dashboards.app.records import Evaluation, Records, Row
+from dashboards.app.selection import Selection
+from dashboards.page import draw_figure
+from dashboards.report.claims import own_methods
+from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, value_axis
+from dashboards.styles import BOUNDS, METRICS, metric_label
+
+_SCALES = [("log", "logarithmic"), ("linear", "linear")]
+_WORDS = {MEAN_TASK: "mean over tasks"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    evaluation: Evaluation
+    panel: Panel
+    differences: dict[str, list[Difference]]
+    log_budget: bool
+
+
+def curves_page(records: Records, selection: Selection) -> Page:
+    """The page.
+
+    Raises:
+        Nothing: there is no evaluation, or it has no curves.
+    """
+    chosen = _choose(records, selection)
+    kept, full_note = split_full(chosen.panel)
+    where = f"{kept.benchmark}, {kept.setting.replace('_', '-')}, {_WORDS.get(kept.task, kept.task)}"
+    title = f"{_short(kept.metric)}: {where}"
+    curves = Figure(
+        name="curves",
+        title=title,
+        drawing=_drawing(kept, log_budget=chosen.log_budget),
+        label=f"Line chart. {title}, {len(kept.series)} methods over {len(kept.budgets)} budgets. "
+        "All values are in the table below.",
+        height=520,
+        note="; ".join(filter(None, [direction(kept.metric), full_note, band_note([chosen.panel])])),
+        csv_url=selection.url("curves.csv"),
+    )
+    found = {method: own for method, own in chosen.differences.items() if method in [s.method for s in kept.series]}
+    better = "below 0 is better" if direction(kept.metric).startswith("lower") else "above 0 is better"
+    paired = any(entry.low is not None for own in found.values() for entry in own)
+    differences = Figure(
+        name="differences",
+        title=f"Difference to the best heuristic: {where}",
+        drawing=draw_differences(found, kept, log_budget=chosen.log_budget),
+        label=f"Line chart of the difference to the best heuristic at each budget, {len(found)} methods.",
+        note=f"{better}; "
+        + (
+            "bands: intervals of paired differences, over samples and seeds"
+            if paired
+            else "differences of means, without intervals: the catalog has paired ones for the mean over tasks and all "
+            "seeds"
+        ),
+        csv_url=selection.url("curves.csv"),
+    )
+    return Page(
+        template="figures.html",
+        content={
+            "title": "Budget curves",
+            "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
+            "figures": [curves, *([differences] if found else [])],
+            "tables": [_table(chosen)],
+            "origin": origin(chosen.evaluation),
+        },
+    )
+
+
+def curves_file(records: Records, selection: Selection) -> str:
+    """The numbers of the page as a CSV file."""
+    chosen = _choose(records, selection)
+    differences = {(method, entry.budget): entry for method, own in chosen.differences.items() for entry in own}
+    panel, rows = chosen.panel, []
+    for line in panel.series:
+        for point in line.points:
+            entry = differences.get((line.method, point.budget))
+            ends = (point.low, point.high) if point.has_interval else ("", "")
+            against = ("", "", "", "") if entry is None else (entry.baseline, entry.value, entry.low, entry.high)
+            place = (panel.benchmark, panel.setting, panel.task, panel.metric)
+            rows.append(
+                [*place, line.method, point.budget, point.value, *ends, point.num_samples, point.num_seeds, *against]
+            )
+    columns = (
+        "benchmark", "setting", "task", "metric", "method", "budget", "value", "ci_low", "ci_high", "n", "num_seeds",
+        "best_heuristic", "difference", "difference_low", "difference_high",
+    )  # fmt: skip
+    return numbers_file(columns, rows)
+
+
+def _choose(records: Records, selection: Selection) -> _Chosen:
+    evaluation = choose_evaluation(records, selection)
+    rows = records.curves(evaluation)
+    if not rows:
+        raise Nothing("The curves of this evaluation are not in the catalog.", "kvp evaluate")
+    benchmark, setting = choose_place(selection, rows)
+    rows = [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
+    names = list(METRICS)
+    metrics = sorted({row["metric"] for row in rows}, key=lambda name: names.index(name) if name in names else 99)
+    metric = selection.one("metric", "Metric", [(name, metric_label(name)) for name in metrics])
+    rows = [row for row in rows if row["metric"] == metric]
+    tasks = sorted({row["task"] for row in rows}, key=lambda task: (task != MEAN_TASK, task))
+    task = selection.one("task", "Task", [(name, _WORDS.get(name, name)) for name in tasks])
+    rows = [row for row in rows if row["task"] == task]
+    scale = selection.one("scale", "Budget axis", _SCALES)
+    methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
+    seeds = sorted({row["seed"] for row in rows})
+    wanted = selection.several("seed", "Seeds", [(str(seed), str(seed)) for seed in seeds])
+    # Methods that do not depend on a seed have one, which is no choice between seeds.
+    single = {name for name in methods if len({row["seed"] for row in rows if row["method"] == name}) == 1}
+    of_seeds = [row for row in rows if str(row["seed"]) in wanted or row["method"] in single]
+    drawn = [row for row in of_seeds if row["method"] in methods]
+    (panel,), (whole,) = make_panels(drawn), make_panels(of_seeds)
+    return _Chosen(
+        evaluation=evaluation,
+        panel=panel,
+        differences=read_differences(
+            whole, records.comparisons(evaluation), _heuristics(rows), all_seeds=len(wanted) == len(seeds)
+        ),
+        log_budget=scale == "log",
+    )
+
+
+def _drawing(panel: Panel, *, log_budget: bool) -> go.Figure:
+    """The figure of the page of an evaluation, with plain numbers along a logarithmic axis."""
+    drawing = draw_figure(panel, log_budget=log_budget).update_layout(font=FONT)
+    values = [point.value for line in panel.series for point in line.points if point.value > 0]
+    if panel.is_log and values:
+        axis = value_axis(panel)
+        drawing.update_yaxes(log_axis(drawing.layout.yaxis.title.text, (max(axis.bottom, own) for own in values)))
+    return drawing
+
+
+def _heuristics(rows: list[Row]) -> list[str]:
+    """Methods that are made from nothing that was trained, and do not know the future."""
+    trained = {row["method"] for row in rows if row["policy_set_id"]} | set(own_methods(rows))
+    return in_order({row["method"] for row in rows} - trained - set(BOUNDS))
+
+
+def _short(metric: str) -> str:
+    return metric_label(metric).split(" (")[0]
+
+
+def _table(chosen: _Chosen) -> Table:
+    panel = chosen.panel
+    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
+
+    def cell(method: str, budget: int) -> str:
+        point = points.get((method, budget))
+        if point is None:
+            return "–"
+        ends = f" [{number(point.low)}, {number(point.high)}]" if point.has_interval else ""
+        return f"{number(point.value)}{ends}"
+
+    return Table(
+        caption="The numbers of the curves",
+        columns=["method", *map(str, panel.budgets)],
+        rows=[[line.method, *(cell(line.method, budget) for budget in panel.budgets)] for line in panel.series],
+        numeric=frozenset(range(1, len(panel.budgets) + 1)),
+        folded=True,
+    )

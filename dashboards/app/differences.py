@@ -1,0 +1,141 @@
+"""How far methods are from the best heuristic, budget by budget."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboards.app.content import new_drawing
+from dashboards.app.records import Row
+from dashboards.page import budget_axis, transparent
+from dashboards.series import MEAN_TASK, Panel
+from dashboards.styles import BOUNDS, LOWER_IS_BETTER, style_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A method against the best heuristic at one budget: method minus heuristic.
+
+    Attributes:
+        budget: in tokens.
+        baseline: the heuristic.
+        value: the difference.
+        low: lower end of its paired interval; None where none is known.
+        high: upper end.
+    """
+
+    budget: int
+    baseline: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def read_differences(
+    panel: Panel, comparisons: Iterable[Row], heuristics: Sequence[str], *, all_seeds: bool
+) -> dict[str, list[Difference]]:
+    """Differences of every method of a panel, by ascending budget.
+
+    The catalog has paired differences with intervals for the mean over tasks and all seeds. For anything else the
+    difference of the two means is given, without an interval.
+
+    Args:
+        panel: the curves.
+        comparisons: rows of the table `comparisons` of the same evaluation.
+        heuristics: methods that are made from nothing that was trained.
+        all_seeds: whether the curves are of all seeds.
+    """
+    shown = [line.method for line in panel.series]
+    if panel.task == MEAN_TASK and all_seeds:
+        wanted = (panel.benchmark, panel.setting, panel.metric)
+        rows = [
+            row
+            for row in comparisons
+            if row["is_best_baseline"] and (row["benchmark"], row["setting"], row["metric"]) == wanted
+        ]
+        if rows:
+            return _paired(rows, shown)
+    return _of_means(panel, heuristics)
+
+
+def _paired(rows: Sequence[Row], shown: Sequence[str]) -> dict[str, list[Difference]]:
+    best = {row["budget"]: row["other"] for row in rows}
+    found: dict[str, list[Difference]] = {}
+    for row in sorted(rows, key=lambda row: row["budget"]):
+        entry = Difference(
+            budget=row["budget"],
+            baseline=row["other"],
+            value=row["difference"],
+            low=row["ci_low"],
+            high=row["ci_high"],
+        )
+        found.setdefault(row["method"], []).append(entry)
+    for budget, method in best.items():  # no method is compared with itself
+        found.setdefault(method, []).append(Difference(budget=budget, baseline=method, value=0.0, low=0.0, high=0.0))
+    return {m: sorted(found[m], key=lambda entry: entry.budget) for m in shown if m in found}
+
+
+def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Difference]]:
+    values = {(line.method, point.budget): point.value for line in panel.series for point in line.points}
+    pick = min if panel.metric in LOWER_IS_BETTER else max
+    best: dict[int, str] = {}
+    for budget in panel.budgets:
+        there = [name for name in heuristics if (name, budget) in values and name not in BOUNDS]
+        if there:
+            best[budget] = pick(there, key=lambda name, at=budget: values[name, at])
+    return {
+        line.method: [
+            Difference(
+                budget=point.budget,
+                baseline=best[point.budget],
+                value=point.value - values[best[point.budget], point.budget],
+            )
+            for point in line.points
+            if point.budget in best
+        ]
+        for line in panel.series
+        if best
+    }
+
+
+def draw_differences(found: Mapping[str, Sequence[Difference]], panel: Panel, *, log_budget: bool) -> go.Figure:
+    """One line a method with its band; two traces where there are intervals, one where there are none."""
+    figure = new_drawing(
+        legend={"traceorder": "reversed"},
+        uirevision="methods",
+        xaxis=budget_axis(panel.budgets, log_budget=log_budget),
+        yaxis={"title": {"text": "difference to the best heuristic"}, "zeroline": True, "zerolinecolor": "#444"},
+    )
+    for method, entries in reversed(found.items()):
+        style, budgets = style_of(method), [entry.budget for entry in entries]
+        if all(entry.low is not None for entry in entries):
+            figure.add_scatter(
+                name=method,
+                legendgroup=method,
+                uid=f"band-{method}",
+                showlegend=False,
+                hoverinfo="skip",
+                mode="lines",
+                fill="toself",
+                x=budgets + budgets[::-1],
+                y=[entry.low for entry in entries] + [entry.high for entry in reversed(entries)],
+                line={"width": 0, "color": style.colour},
+                fillcolor=transparent(style.colour, style.band_alpha),
+            )
+        figure.add_scatter(
+            name=method,
+            legendgroup=method,
+            uid=f"line-{method}",
+            mode="lines+markers" if style.marker else "lines",
+            x=budgets,
+            y=[entry.value for entry in entries],
+            customdata=[[entry.baseline, _interval(entry)] for entry in entries],
+            hovertemplate="budget %{x}: %{y:.3g}%{customdata[1]}<br>against %{customdata[0]}",
+            line={"color": style.colour, "dash": style.dash, "width": 1.3 * style.width},
+            marker={"symbol": style.symbol, "size": 7},
+        )
+    return figure
+
+
+def _interval(entry: Difference) -> str:
+    return "" if entry.low is None or entry.high is None else f" [{entry.low:.3g}, {entry.high:.3g}]"

@@ -1,0 +1,204 @@
+"""One KV head: how its policy learned, how the future's attention is spread, and how a method ranks its tokens."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dashboards.app.content import GREY, Figure, Nothing, log_axis, new_drawing, number
+from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
+from dashboards.app.records import AnalysedContext, Evaluation, Records
+from dashboards.app.selection import Selection
+from dashboards.styles import LEARNED, style_of
+from storage.token_ranks import StoredContext
+
+ANALYSE = "kvp evaluate --set evaluate.num_analysed=1"
+_MOST_CONTEXTS, _MOST_POINTS = 12, 3000
+_SEED_DASHES = ("solid", "dash", "dot", "dashdot")
+_KINDS = (
+    ("kept by both", "#7b8794", "circle"),
+    ("wrongly dropped", "#c62828", "x"),
+    ("wrongly kept", "#1f6fb2", "diamond"),
+    ("dropped by both", "#cfd6df", "circle"),
+)
+
+
+def head_figures(
+    records: Records, evaluation: Evaluation, selection: Selection, *, name: str, head: int, method: str
+) -> list[Figure | Nothing]:
+    """The figures of a head; where something is missing, what makes it stands in its place."""
+    found: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
+    setting = next(menu.chosen[0] for menu in selection.menus if menu.name == "setting")
+    contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
+    if not contexts:
+        return [*found, Nothing("No example of this evaluation was analysed token by token.", ANALYSE)]
+    samples = [(context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts]
+    sample = selection.one("sample", "Sample", samples)
+    chosen = next(context for context in contexts if context.sample_id == sample)
+    found.append(_importance(records, contexts[:_MOST_CONTEXTS], name, head))
+    seeds = [seed for own, seed in chosen.methods if own == method]
+    if not seeds:
+        return [*found, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
+    budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))
+    context = records.context(chosen, [(method, seeds[0]), ORACLE])
+    if context is None:
+        return [*found, Nothing(f"The rankings of {sample} are lost.", ANALYSE)]
+    return [*found, *_rankings(context, name, head, (method, seeds[0]), budget)]
+
+
+def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure | Nothing:
+    drawing = new_drawing(
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        xaxis={"title": {"text": "training step"}, "rangemode": "tozero"},
+    )
+    values: list[float] = []
+    for place, policy_set in enumerate(policy_sets):
+        own = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]
+        mean = [row for row in records.of_policy_set("metrics", policy_set) if row["name"] == "heldout_cost"]
+        dash, seed = _SEED_DASHES[place % len(_SEED_DASHES)], f", policy set {place + 1}" * (len(policy_sets) > 1)
+        for words, rows, column, colour in (
+            (f"{name}{seed}", own, "heldout_cost", style_of(LEARNED).colour),
+            (f"mean of all heads{seed}", mean, "value", GREY),
+        ):
+            if rows:
+                ordered = sorted(rows, key=lambda row: row["step"])
+                costs = [row[column] for row in ordered]
+                values += costs
+                drawing.add_scatter(
+                    name=words,
+                    x=[row["step"] for row in ordered],
+                    y=costs,
+                    mode="lines+markers",
+                    line={"color": colour, "dash": dash},
+                    hovertemplate="step %{x}: %{y:.4g}",
+                )
+    if not values:
+        return Nothing(f"How {name} learned is not in the catalog.", "kvp train")
+    drawing.update_layout(yaxis=log_axis("held-out cost (1 is optimal)", values), margin={"t": 40})
+    return Figure(
+        name="training",
+        title=f"How {name} learned",
+        drawing=drawing,
+        label=f"Line chart of the held-out cost of {name} and of the mean of all heads against training steps; at the "
+        f"end {number(values[-1])}.",
+        height=340,
+        note="Normalised eviction cost on traces that no policy was trained on.",
+    )
+
+
+def _importance(records: Records, contexts: Sequence[AnalysedContext], name: str, head: int) -> Figure:
+    drawing = new_drawing(
+        showlegend=len(contexts) > 1,
+        legend={"font": {"size": 11}},
+    )
+    drawn, seen, longest = 0, [1.0], 1
+    for found in contexts:
+        context = records.context(found, [])
+        if context is None:
+            continue
+        shares = np.sort(context.importance[head].astype(float))[::-1]
+        shares = shares[shares > 0] / max(shares.sum(), 1e-30)
+        drawing.add_scatter(
+            name=found.task,
+            x=list(range(1, len(shares) + 1)),
+            y=shares.tolist(),
+            mode="lines",
+            hovertemplate="rank %{x}: %{y:.2g}<extra>" + found.task + "</extra>",
+        )
+        drawn, longest = drawn + 1, max(longest, len(shares))
+        seen += [float(shares[0]), float(shares[-1])]
+    drawing.update_layout(
+        xaxis=log_axis("rank by importance", [1, longest]), yaxis=log_axis("share of the future attention", seen[1:])
+    )
+    return Figure(
+        name="importance",
+        title=f"Importance of tokens to {name}",
+        drawing=drawing,
+        label=f"Line chart, logarithmic both ways, of the attention share of tokens in descending order; {drawn} "
+        "samples.",
+        height=340,
+        note="One line a sample: what its tokens receive from the future, in descending order. A steep line means that "
+        "few tokens matter.",
+    )
+
+
+def _rankings(
+    context: StoredContext, name: str, head: int, own: tuple[str, int], budget: int
+) -> Iterator[Figure | Nothing]:
+    ranking = context.find(*own)
+    if ranking is None:
+        yield Nothing(f"The ranking of {own[0]} is lost.", ANALYSE)
+        return
+    choice = HeadChoice.of(context, ranking, head=head, budget=budget)
+    yield _against_oracle(context, choice, name, own, budget)
+    yield _kept_attention(choice, name, own)
+
+
+def _against_oracle(context: StoredContext, choice: HeadChoice, name: str, own: tuple[str, int], budget: int) -> Figure:
+    method, seed = own
+    drawing = new_drawing(
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
+        xaxis=log_axis("rank under the oracle", [1, len(choice.ranks)]),
+        yaxis=log_axis(f"rank under {method}", [1, len(choice.ranks)]),
+    )
+    drawing.update_layout(margin={"t": 46})
+    groups = (choice.kept & choice.best, choice.wrongly_dropped, choice.wrongly_kept, ~choice.kept & ~choice.best)
+    thinned = max(1, -(-len(choice.ranks) // _MOST_POINTS))
+    for (words, colour, symbol), group in zip(_KINDS, groups, strict=True):
+        places = np.flatnonzero(group)[::thinned]
+        drawing.add_scatter(
+            name=f"{words} ({int(group.sum())})",
+            x=choice.best_ranks[places].tolist(),
+            y=choice.ranks[places].tolist(),
+            text=[context.pieces[place].replace("<", "‹").replace("\n", "↵") for place in places],
+            mode="markers",
+            marker={"color": colour, "symbol": symbol, "size": 5},
+            hovertemplate="“%{text}”: %{y}, oracle %{x}<extra></extra>",
+        )
+    limit = choice.num_kept + 0.5
+    drawing.add_shape(type="line", x0=limit, x1=limit, y0=0, y1=1, yref="y domain", line={"color": GREY, "dash": "dot"})
+    drawing.add_shape(type="line", y0=limit, y1=limit, x0=0, x1=1, xref="x domain", line={"color": GREY, "dash": "dot"})
+    dropped = int(choice.wrongly_dropped.sum())
+    return Figure(
+        name="ranking",
+        title=f"{name}: {method} against the oracle",
+        drawing=drawing,
+        label=f"Scatter chart of {len(choice.ranks)} tokens by their ranks under the oracle and under {method}. With "
+        f"{choice.num_kept} tokens kept, {dropped} are wrongly dropped.",
+        height=400,
+        note=f"Each mark is a token of the sample; dotted: what the head keeps at a budget of {budget}"
+        + (f" ({choice.num_kept} tokens)" if choice.num_kept != budget else "")
+        + (f". Seed {seed}" if seed else "")
+        + (f". One in {thinned} tokens is drawn" if thinned > 1 else ""),
+    )
+
+
+def _kept_attention(choice: HeadChoice, name: str, own: tuple[str, int]) -> Figure:
+    first = NUM_SINK_TOKENS + NUM_RECENT_TOKENS
+    counts = np.arange(1, len(choice.ranks) + 1)
+    shown = np.unique(np.geomspace(min(first, len(counts)), len(counts), 200).astype(int))
+    drawing = new_drawing(
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        xaxis=log_axis("tokens that the head keeps", shown.tolist()),
+        yaxis={"title": {"text": "share of the future attention kept"}, "range": [0, 1.03]},
+    )
+    drawing.update_layout(margin={"t": 40})
+    for method, ranks in ((own[0], choice.ranks), ("oracle", choice.best_ranks)):
+        shares, style = shares_by_budget(ranks, choice.importance), style_of(method)
+        drawing.add_scatter(
+            name=method,
+            x=shown.tolist(),
+            y=shares[shown - 1].tolist(),
+            mode="lines",
+            line={"color": style.colour, "dash": style.dash, "width": 2},
+            hovertemplate="%{x} tokens: %{y:.1%}",
+        )
+    drawing.add_vline(x=choice.num_kept, line={"color": GREY, "dash": "dot"})
+    return Figure(
+        name="attention",
+        title=f"{name}: future attention that is kept",
+        drawing=drawing,
+        label=f"Line chart of the share of attention kept against tokens kept, under {own[0]} and the oracle; with "
+        f"{choice.num_kept} tokens {choice.share_kept:.0%} and {choice.best_share:.0%}.",
+        height=400,
+        note=f"With {choice.num_kept} tokens: {own[0]} {choice.share_kept:.1%}, oracle {choice.best_share:.1%}.",
+    )

@@ -1,0 +1,165 @@
+"""Page: what each KV head costs under a method, and what it gains over the best heuristic; one head in detail."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
+from dashboards.app.content import Figure, Link, Nothing, Page, Table, number
+from dashboards.app.head_detail import head_figures
+from dashboards.app.head_grid import Heads, log_colours, ratio_colours
+from dashboards.app.records import Evaluation, Records, Row
+from dashboards.app.selection import Selection
+from dashboards.styles import BOUNDS
+
+BEST = "best"
+Costs = Mapping[str, Sequence[float]]
+"""Method to its cost of each head, mean over seeds; NaN where a head has none."""
+
+
+def heads_page(records: Records, selection: Selection) -> Page:
+    """The page.
+
+    Raises:
+        Nothing: there is no evaluation, or none with costs of heads.
+    """
+    evaluation = choose_evaluation(records, selection)
+    rows = records.head_costs(evaluation)
+    if not rows:
+        raise Nothing("What each head costs is not in the catalog.", "kvp evaluate")
+    place = choose_place(selection, rows)
+    rows = [row for row in rows if (row["benchmark"], row["setting"]) == place]
+    heads = Heads.of_rows(rows)
+    costs = _costs(rows, heads)
+    trained = {row["method"] for row in rows if row["policy_set_id"]}
+    heuristics = [name for name in costs if name not in trained and name not in BOUNDS]
+    method = selection.one("method", "Method", [(name, name) for name in costs])
+    baselines = [(BEST, "the best heuristic of each head"), *((name, name) for name in heuristics if name != method)]
+    baseline = selection.one("baseline", "Against", baselines)
+    options = [("", "none"), *((str(head), name) for head, name in enumerate(heads.names))]
+    head = selection.one("head", "Head", options)
+    chosen = int(head) if head else -1
+    against = _baseline(costs, [name for name in heuristics if name != method], baseline)
+    figures = [_cost_map(heads, method, costs[method], chosen)]
+    if against is not None:
+        words = "the best heuristic" if baseline == BEST else baseline
+        figures.append(_gain_map(heads, method, costs[method], words=words, against=against, chosen=chosen))
+    return Page(
+        template="heads.html",
+        content={
+            "title": "Heads",
+            "lead": "The importance that a ranking loses, summed over all budgets, over that of the best ranking: 1 is "
+            "optimal.",
+            "figures": figures,
+            "hint": "" if head else "Click a head, or choose one above, for its training, importance and ranking.",
+            "detail": _detail(records, evaluation, selection, heads=heads, costs=costs, method=method, chosen=chosen)
+            if head
+            else None,
+            "origin": origin(evaluation, records.policy_sets(evaluation)),
+        },
+    )
+
+
+def _costs(rows: Sequence[Row], heads: Heads) -> Costs:
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        found.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
+    return {
+        method: [fmean(found[method][name]) if name in found[method] else math.nan for name in heads.names]
+        for method in in_order(found)
+    }
+
+
+def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
+    """What each head is compared with: (cost, method); None where there is no heuristic."""
+    names = heuristics if chosen == BEST else [chosen]
+    if not names:
+        return None
+    num_heads = len(next(iter(costs.values())))
+    return [
+        min(((costs[name][head], name) for name in names if not math.isnan(costs[name][head])), default=(math.nan, ""))
+        for head in range(num_heads)
+    ]
+
+
+def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int) -> Figure:
+    logs = [math.log10(cost) for cost in costs]
+    known = [cost for cost in costs if not math.isnan(cost)]
+    words = f"from {number(min(known))} to {number(max(known))}, median {number(median(known))}"
+    return Figure(
+        name="costs",
+        title=f"Cost of each head under {method}",
+        drawing=heads.draw(logs, [f"cost {number(cost)}" for cost in costs], colours=log_colours(logs), chosen=chosen),
+        label=f"Heat map over layers and KV heads of the cost under {method}: {words}.",
+        height=heads.height,
+        note=f"{len(known)} heads, {words}. Colours are logarithmic.",
+        choice="head",
+    )
+
+
+def _gain_map(
+    heads: Heads,
+    method: str,
+    costs: Sequence[float],
+    *,
+    words: str,
+    against: Sequence[tuple[float, str]],
+    chosen: int,
+) -> Figure:
+    gains = [other / cost for cost, (other, _) in zip(costs, against, strict=True)]
+    logs = [math.log10(gain) for gain in gains]
+    texts = [
+        f"{number(gain)}× the cost under {name}<br>{name} {number(other)}, {method} {number(cost)}"
+        for gain, cost, (other, name) in zip(gains, costs, against, strict=True)
+    ]
+    known = [gain for gain in gains if not math.isnan(gain)]
+    won = sum(gain > 1 for gain in known)
+    return Figure(
+        name="gains",
+        title=f"Gain of {method} over {words}",
+        drawing=heads.draw(logs, texts, colours=ratio_colours(logs), chosen=chosen),
+        label=f"Heat map over layers and KV heads: {method} costs less in {won} of {len(known)} heads.",
+        height=heads.height,
+        note=f"The other's cost divided by that of {method}: above 1× {method} costs less, which it does in {won} of "
+        f"{len(known)} heads; median {number(median(known))}×.",
+        choice="head",
+    )
+
+
+def _detail(
+    records: Records,
+    evaluation: Evaluation,
+    selection: Selection,
+    *,
+    heads: Heads,
+    costs: Costs,
+    method: str,
+    chosen: int,
+) -> dict[str, object]:
+    """What the page shows of one head."""
+    name = heads.names[chosen]
+    policy_sets = records.policy_sets(evaluation)
+    facts: list[list[str | Link]] = []
+    for policy_set in policy_sets:
+        for row in records.of_policy_set("heads", policy_set):
+            if row["head_name"] == name:
+                shapes = [number(row[shape]) for shape in ("zipf_slope", "effective_tokens", "rank_deviation")]
+                facts.append([lineage_link(policy_set), number(row["heldout_cost"]), *shapes])
+    ordered = sorted(costs, key=lambda own: costs[own][chosen])
+    return {
+        "name": name,
+        "close": selection.url("heads", head=None),
+        "figures": head_figures(records, evaluation, selection, name=name, head=chosen, method=method),
+        "facts": Table(
+            columns=["policy set", "held-out cost", "Zipf slope", "effective tokens", "rank deviation"],
+            rows=facts,
+            numeric=frozenset({1, 2, 3, 4}),
+        ),
+        "costs": Table(
+            caption=f"Cost of {name} by method",
+            columns=["method", "cost"],
+            rows=[[own, number(costs[own][chosen])] for own in ordered],
+            numeric=frozenset({1}),
+            folded=True,
+        ),
+    }

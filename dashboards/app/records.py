@@ -1,0 +1,251 @@
+"""What pages read of a home: the catalog and the files of analyses, and nothing else.
+
+What a completed run wrote never changes, so it is read once; lists of runs are read again whenever there is a new one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from storage.catalog import Catalog
+from storage.home import Home
+from storage.tables import quote
+from storage.token_ranks import StoredContext, list_contexts, list_rankings, read_context
+
+T = TypeVar("T")
+Row = dict[str, Any]
+_REMEMBERED = 64
+_CURVE = (
+    "method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed",
+    "policy_set_id", "curve_id", "mlflow_run_id",
+)  # fmt: skip
+_COMPARISON = (
+    "benchmark", "setting", "metric", "budget", "method", "other", "difference", "ci_low", "ci_high", "verdict",
+    "is_best_baseline",
+)  # fmt: skip
+_HEAD_COST = ("benchmark", "setting", "method", "seed", "head", "head_name", "cost", "policy_set_id", "n")
+_RUN = (
+    "run_id", "stage", "outcome", "reason", "reused_run_id", "seed", "git_commit", "git_dirty", "started_at",
+    "ended_at", "seconds", "prefect_flow_run_id", "prefect_task_run_id", "mlflow_run_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A completed evaluation.
+
+    Attributes:
+        id: its artifact.
+        run_id: the run whose rows are its results.
+        name: for people.
+        model_id: artifact of the model.
+        model_name: for people.
+        ended_at: when it was completed, UTC.
+    """
+
+    id: str
+    run_id: str
+    name: str
+    model_id: str
+    model_name: str
+    ended_at: dt.datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysedContext:
+    """A context whose rankings were kept token by token.
+
+    Attributes:
+        folder: of the analysis that has it.
+        sample_id: the sample.
+        task: its task.
+        setting: query_aware or query_agnostic.
+        num_tokens: tokens of the context.
+        budgets: at which it was judged.
+        methods: (method, seed) of its rankings.
+    """
+
+    folder: Path
+    sample_id: str
+    task: str
+    setting: str
+    num_tokens: int
+    budgets: tuple[int, ...]
+    methods: tuple[tuple[str, int], ...]
+
+
+class Records:
+    """The records of a home, for any number of threads."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.catalog = Catalog(home)
+        self._lock = threading.Lock()
+        self._remembered: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        with self._lock:
+            if key in self._remembered:
+                self._remembered.move_to_end(key)
+                found: T = self._remembered[key]
+                return found
+        made = make()  # two threads may make it at once, which costs time and nothing else
+        with self._lock:
+            self._remembered[key] = made
+            while len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return made
+
+    def _now(self, name: str, make: Callable[[], T]) -> T:
+        """What holds as long as no run is recorded."""
+        version = self.catalog.version()
+        return self._once((name, version), make)
+
+    def evaluations(self) -> list[Evaluation]:
+        """All completed evaluations, the newest first."""
+        return self._now("evaluations", self._evaluations)
+
+    def _evaluations(self) -> list[Evaluation]:
+        where = "stage = 'evaluate' AND outcome = 'completed'"
+        runs = {row["run_id"]: row for row in self.catalog.rows("runs", where, ["run_id", "ended_at"])}
+        if not runs:
+            return []
+        made: dict[str, str] = {}
+        models: dict[str, str] = {}
+        for edge in self.catalog.rows("edges", "name IN ('evaluation', 'model')"):
+            if edge["run_id"] in runs:
+                (made if edge["role"] == "output" else models)[edge["run_id"]] = edge["artifact_id"]
+        names = self._names([*made.values(), *models.values()])
+        newest = {made[run_id]: run_id for run_id in runs if run_id in made}  # of two that made one, the later
+        found = [
+            Evaluation(
+                id=evaluation_id,
+                run_id=run_id,
+                name=names[evaluation_id],
+                model_id=models.get(run_id, ""),
+                model_name=names.get(models.get(run_id, ""), "unknown model"),
+                ended_at=runs[run_id]["ended_at"],
+            )
+            for evaluation_id, run_id in newest.items()
+        ]
+        return sorted(found, key=lambda evaluation: evaluation.ended_at, reverse=True)
+
+    def _names(self, artifact_ids: Iterable[str]) -> dict[str, str]:
+        wanted = list(dict.fromkeys(artifact_ids))
+        return {artifact.artifact_id: artifact.name for artifact in self.catalog.artifacts(wanted)}
+
+    def _of_run(self, table: str, run_id: str, columns: Sequence[str] | None = None) -> list[Row]:
+        return self._once((table, run_id), lambda: self.catalog.rows(table, f"run_id = {quote(run_id)}", columns))
+
+    def curves(self, evaluation: Evaluation) -> list[Row]:
+        """Points of its budget curves."""
+        return self._of_run("curves", evaluation.run_id, _CURVE)
+
+    def comparisons(self, evaluation: Evaluation) -> list[Row]:
+        """Its paired differences between methods, mean over tasks."""
+        return self._of_run("comparisons", evaluation.run_id, _COMPARISON)
+
+    def head_costs(self, evaluation: Evaluation) -> list[Row]:
+        """What each method's ranking costs each head."""
+        return self._of_run("head_costs", evaluation.run_id, _HEAD_COST)
+
+    def inputs(self, evaluation: Evaluation) -> dict[str, str]:
+        """What its run read: role to artifact id."""
+        edges = self._of_run("edges", evaluation.run_id)
+        return {edge["name"]: edge["artifact_id"] for edge in edges if edge["role"] == "input"}
+
+    def policy_sets(self, evaluation: Evaluation) -> list[str]:
+        """The policy sets that were judged, in the order of their seeds."""
+        return [name for name in self.inputs(evaluation).values() if name.startswith("policy_set-")]
+
+    def of_policy_set(self, table: str, policy_set_id: str) -> list[Row]:
+        """Rows of `heads`, `head_curves`, `head_pairs` or `metrics` of the last training that made a policy set."""
+
+        def read() -> list[Row]:
+            rows = self.catalog.rows(table, f"policy_set_id = {quote(policy_set_id)}")
+            return [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
+
+        return self._once((table, policy_set_id), read)
+
+    def policy_sets_with_pairs(self) -> list[tuple[str, str]]:
+        """(id, name) of the policy sets that heads can be compared for, the newest first."""
+
+        def read() -> list[tuple[str, str]]:
+            trained = self.catalog.rows("runs", "stage = 'train' AND outcome = 'completed'", ["run_id"])
+            runs = {row["run_id"] for row in trained}
+            edges = self.catalog.rows("edges", "name = 'policy' AND role = 'output'", ["run_id", "artifact_id"])
+            found = dict.fromkeys(edge["artifact_id"] for edge in reversed(edges) if edge["run_id"] in runs)
+            names = self._names(found)
+            return [(name, names[name]) for name in found]
+
+        return self._now("policy sets", read)
+
+    def contexts(self, evaluation: Evaluation) -> list[AnalysedContext]:
+        """The contexts of its analysed examples, with rankings token by token; none if nothing was analysed."""
+
+        def read() -> list[AnalysedContext]:
+            shards = [name for name in self.inputs(evaluation).values() if name.startswith("analysis_shard-")]
+            folders = [Path(artifact.uri) for artifact in self.catalog.artifacts(shards)]
+            return [context for folder in folders for context in _contexts_in(folder)]
+
+        return self._once(("contexts", evaluation.run_id), read)
+
+    def context(self, found: AnalysedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
+        """One of them, with the rankings of some methods."""
+        wanted = tuple(sorted(set(methods)))
+        key = ("context", str(found.folder), found.sample_id, found.setting, wanted)
+        return self._once(key, lambda: read_context(found.folder, found.sample_id, found.setting, wanted))
+
+    def runs(self) -> list[Row]:
+        """All runs in the order in which they were recorded, the newest first, without parameters."""
+        return self._now("runs", lambda: self.catalog.rows("runs", columns=_RUN)[::-1])
+
+    def decisions(self) -> list[Row]:
+        """All decisions on champions in the order in which they were made."""
+        return self._now("promotions", lambda: self.catalog.rows("promotions"))
+
+    def models(self) -> dict[str, Row]:
+        """Models by digest."""
+        return self._now("models", lambda: {row["digest"]: row for row in self.catalog.rows("models")})
+
+    def artifacts(self) -> list[Row]:
+        """All artifacts but code, environments and requests, the newest first."""
+
+        def read() -> list[Row]:
+            where = "kind NOT IN ('code', 'environment', 'request')"
+            columns = ["artifact_id", "kind", "name", "created_at"]
+            return self.catalog.rows("artifacts", where, columns)[::-1]
+
+        return self._now("artifacts", read)
+
+    def parameters(self, run_id: str) -> dict[str, Any]:
+        """Parameters of a run; none if there is no such run."""
+        rows = self.catalog.rows("runs", f"run_id = {quote(run_id)}", ["parameters_json"])
+        found: dict[str, Any] = json.loads(rows[0]["parameters_json"]) if rows else {}
+        return found
+
+
+def _contexts_in(folder: Path) -> list[AnalysedContext]:
+    listed = list_contexts(folder)
+    methods: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for row in list_rankings(folder) if listed else []:
+        methods.setdefault((row["sample_id"], row["setting"]), []).append((row["method"], row["seed"]))
+    return [
+        AnalysedContext(
+            folder=folder,
+            sample_id=row["sample_id"],
+            task=row["task"],
+            setting=row["setting"],
+            num_tokens=row["num_tokens"],
+            budgets=tuple(int(budget) for budget in row["budgets"]),
+            methods=tuple(methods.get((row["sample_id"], row["setting"]), ())),
+        )
+        for row in listed
+    ]

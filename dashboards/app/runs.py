@@ -1,0 +1,190 @@
+"""Page: runs with their stages, times and outcomes, and who is champion of each model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from dashboards.app.choosing import lineage_link
+from dashboards.app.content import Cell, Figure, Link, Nothing, Page, Table, new_drawing, number
+from dashboards.app.records import Records, Row
+from dashboards.app.selection import Selection
+from storage.promotions import PromotionHistory
+
+_PER_PAGE = 50
+_ALL = ("", "all")
+_COLOURS = {"completed": "#2e8b57", "failed": "#c62828", "skipped": "#9aa5b1", "repeated": "#7a6fbe"}
+
+
+def runs_page(records: Records, find_services: Callable[[], Mapping[str, str]], selection: Selection) -> Page:
+    """The page.
+
+    Raises:
+        Nothing: nothing has run yet.
+    """
+    runs = records.runs()
+    if not runs:
+        raise Nothing("Nothing has run in this home yet.", "kvp run --preset smoke")
+    stages = dict.fromkeys(run["stage"] for run in reversed(runs))
+    stage = selection.one("stage", "Stage", [_ALL, *((name, name) for name in stages)])
+    outcomes = sorted({run["outcome"] for run in runs})
+    outcome = selection.one("outcome", "Outcome", [_ALL, *((name, name) for name in outcomes)])
+    wanted = [run for run in runs if stage in ("", run["stage"]) and outcome in ("", run["outcome"])]
+    num_pages = max(1, -(-len(wanted) // _PER_PAGE))
+    page = selection.number("page", default=1, least=1, most=num_pages)
+    shown = wanted[(page - 1) * _PER_PAGE : page * _PER_PAGE]
+    services = find_services()
+    return Page(
+        template="runs.html",
+        content={
+            "title": "Runs",
+            "lead": f"{len(runs):,} runs, newest first. Times are in UTC.",
+            "champions": _champions(records),
+            "timeline": _timeline(shown) if shown else None,
+            "runs": _runs_table(shown, services),
+            "stages": _stage_table(runs),
+            "services": _service_note(services),
+            "page": page,
+            "num_pages": num_pages,
+            "newer": selection.url("runs", page=page - 1) if page > 1 else "",
+            "older": selection.url("runs", page=page + 1) if page < num_pages else "",
+        },
+    )
+
+
+def _timeline(runs: Sequence[Row]) -> Figure:
+    drawing = new_drawing(
+        barmode="overlay",
+        bargap=0.35,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        xaxis={"type": "date"},
+        yaxis={"automargin": True, "categoryorder": "array", "categoryarray": list(_stages_by_start(runs))},
+    )
+    drawing.update_layout(margin={"t": 40, "b": 36})
+    span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
+    least = max(span.total_seconds() / 300, 0.01)  # what took no time at all is seen as well
+    for outcome in dict.fromkeys(run["outcome"] for run in runs):
+        own = [run for run in runs if run["outcome"] == outcome]
+        drawing.add_bar(
+            name=outcome,
+            orientation="h",
+            base=[run["started_at"].isoformat() for run in own],
+            x=[max(run["seconds"], least) * 1000 for run in own],
+            y=[run["stage"] for run in own],
+            customdata=[[run["run_id"], f"{run['seconds']:.1f}"] for run in own],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} s<extra>%{fullData.name}</extra>",
+            marker={"color": _COLOURS.get(outcome, "#44505e"), "line": {"width": 1, "color": "#fff"}},
+            opacity=0.85,
+        )
+    num_stages = len({run["stage"] for run in runs})
+    return Figure(
+        name="timeline",
+        title="When they ran",
+        drawing=drawing,
+        label=f"Bars in time, one for each of {len(runs)} runs, in {num_stages} stages.",
+        height=110 + 26 * num_stages,
+        note="The runs of the list below; a click shows a run's lineage.",
+        choice="lineage:id",
+    )
+
+
+def _stages_by_start(runs: Sequence[Row]) -> Iterator[str]:
+    """Stages from bottom to top: the last that began first."""
+    starts: dict[str, object] = {}
+    for run in sorted(runs, key=lambda run: run["started_at"]):
+        starts.setdefault(run["stage"], run["started_at"])
+    yield from reversed(starts)
+
+
+def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
+    columns = ["started", "stage", "outcome", "time", "record and lineage", "elsewhere", "seed", "commit", "reason"]
+    rows: list[list[Cell]] = [
+        [
+            f"{run['started_at']:%Y-%m-%d %H:%M:%S}",
+            run["stage"],
+            run["outcome"],
+            duration(run["seconds"]),
+            lineage_link(run["run_id"]),
+            list(_service_links(run, services)),
+            "" if run["seed"] is None else str(run["seed"]),
+            f"{run['git_commit'][:8]}{'*' if run['git_dirty'] else ''}",
+            run["reason"],
+        ]
+        for run in runs
+    ]
+    filled = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    return Table(
+        columns=[columns[place] for place in filled],
+        rows=[[row[place] for place in filled] for row in rows],
+        numeric=frozenset({3}),
+    )
+
+
+def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Link]:
+    if "prefect" in services:
+        for kind in ("flow", "task"):
+            if name := run[f"prefect_{kind}_run_id"]:
+                yield Link(text=f"Prefect {kind}", url=f"{services['prefect']}/runs/{kind}-run/{name}")
+    if "mlflow" in services and run["mlflow_run_id"]:
+        yield Link(text="MLflow", url=f"{services['mlflow']}/#/runs/{run['mlflow_run_id']}")
+
+
+def _service_note(services: Mapping[str, str]) -> str:
+    missing = [words for name, words in {"prefect": "Prefect", "mlflow": "MLflow"}.items() if name not in services]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} not running: `kvp up` starts the services, and runs then link into their pages."
+
+
+def _stage_table(runs: Sequence[Row]) -> Table:
+    outcomes = [name for name in _COLOURS if any(run["outcome"] == name for run in runs)]
+    rows: list[list[Cell]] = []
+    for stage in dict.fromkeys(run["stage"] for run in reversed(runs)):
+        own = [run for run in runs if run["stage"] == stage]
+        counts = [sum(run["outcome"] == outcome for run in own) for outcome in outcomes]
+        done = [run["seconds"] for run in own if run["outcome"] == "completed"]
+        mean = duration(sum(done) / len(done)) if done else "–"
+        rows.append([stage, *map(str, counts), mean, duration(sum(run["seconds"] for run in own))])
+    columns = ["stage", *outcomes, "mean time", "time in all"]
+    return Table(caption="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
+
+
+def _champions(records: Records) -> Table | None:
+    by_model: dict[str, list[Row]] = {}
+    for row in records.decisions():
+        by_model.setdefault(row["model_digest"], []).append(row)
+    if not by_model:
+        return None
+    rows: list[list[Cell]] = []
+    for digest, decisions in by_model.items():
+        history = PromotionHistory(rows=decisions)
+        name = records.models().get(digest, {}).get("name", digest[:8])
+        since = next(row for row in reversed(decisions) if row["decision"] == "promoted" or row is decisions[0])
+        last = decisions[-1]
+        ends = "" if last["ci_low"] is None else f" [{number(last['ci_low'])}, {number(last['ci_high'])}]"
+        rows.append(
+            [
+                name,
+                _policy_link(history.champion),
+                f"{since['created_at']:%Y-%m-%d %H:%M}",
+                _policy_link(history.challenger),
+                f"{number(last['difference'])}{ends}",
+                ", ".join(filter(None, [f"{last['kind']}: {last['decision']}", last["reason"]])),
+            ]
+        )
+    return Table(
+        caption="Champions",
+        columns=["model", "champion", "since", "last challenger", "KL difference", "last decision"],
+        rows=rows,
+    )
+
+
+def _policy_link(policy_set_id: str) -> Cell:
+    return lineage_link(policy_set_id, f"policy set {policy_set_id[-16:][:6]}") if policy_set_id else "–"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and seconds."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

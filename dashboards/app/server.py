@@ -1,0 +1,183 @@
+"""The dashboard's server: one route a page, on this machine alone, and it only answers GET.
+
+Every figure is drawn by the plotly.js that comes with plotly, so that nothing is fetched from elsewhere. Whatever is
+wrong with a home while it is looked at is a message on the page.
+"""
+
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dashboards.app.content import Nothing, Page
+from dashboards.app.curves import curves_file, curves_page
+from dashboards.app.heads import heads_page
+from dashboards.app.lineage import lineage_page
+from dashboards.app.records import Records
+from dashboards.app.rendering import NAVIGATION, render
+from dashboards.app.runs import runs_page
+from dashboards.app.selection import Selection
+from dashboards.app.similarity import similarity_page
+from dashboards.app.tokens import tokens_page
+from storage.errors import StorageError, one_line
+from storage.home import Home
+
+HOST = "127.0.0.1"
+FindServices = Callable[[], Mapping[str, str]]
+"""Gives the URLs of Prefect's and MLflow's pages, as `prefect` and `mlflow`, of those that run."""
+_STATIC = Path(__file__).parent / "static"
+_POLICY = (  # scripts and data from here only; plotly sets styles, and makes images of figures
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'"
+)
+
+
+def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
+    """The application.
+
+    Args:
+        home: what it shows.
+        find_services: asked whenever links into other pages are shown.
+    """
+    records = Records(home)
+    pages: Mapping[str, Callable[[Selection], Page]] = {
+        "curves": functools.partial(curves_page, records),
+        "heads": functools.partial(heads_page, records),
+        "tokens": functools.partial(tokens_page, records),
+        "similarity": functools.partial(similarity_page, records),
+        "lineage": functools.partial(lineage_page, records),
+        "runs": functools.partial(runs_page, records, find_services),
+    }
+
+    def endpoint(name: str) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            selection = _selection(request)
+            page = _built(pages[name], selection)
+            return HTMLResponse(render(page, name, selection, home=str(home.path)), status_code=page.status)
+
+        return answer
+
+    def curves_csv(request: Request) -> Response:
+        try:
+            text, status = curves_file(records, _selection(request)), 200
+        except (Nothing, StorageError) as error:
+            text, status = f"{one_line(error)}\n", 404
+        return Response(text, status_code=status, media_type="text/csv")
+
+    def failed(request: Request, error: Exception) -> Response:
+        """Anything that no page expects: the server's log has all of it, and the page a sentence."""
+        if isinstance(error, HTTPException):
+            missing, status = f"There is no page {request.url.path} here.", error.status_code
+        else:
+            missing, status = f"This page could not be made: {one_line(error)}", 500
+        page = _message(missing, status=status)
+        return HTMLResponse(render(page, "", Selection(asked={}), home=str(home.path)), status_code=status)
+
+    routes = [
+        Route("/", lambda request: RedirectResponse("/curves")),
+        *(Route(f"/{name}", endpoint(name)) for name in NAVIGATION),
+        Route("/curves.csv", curves_csv),
+        Route("/plotly.js", _plotlyjs),
+        Mount("/static", StaticFiles(directory=_STATIC)),
+    ]
+    middleware = [
+        # A page of another site that resolves its name to this machine must not read from here.
+        Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]),
+        Middleware(_Guarded),
+        Middleware(GZipMiddleware, minimum_size=2000),
+    ]
+    return Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: failed, Exception: failed}
+    )
+
+
+class _Guarded:
+    """Adds to every answer what a browser may do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = _POLICY
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers.setdefault("Cache-Control", "no-cache")
+            await send(message)
+
+        await self._app(scope, receive, send_guarded)
+
+
+def _selection(request: Request) -> Selection:
+    asked: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        asked.setdefault(name, []).append(value)
+    return Selection(asked=asked)
+
+
+def _built(build: Callable[[Selection], Page], selection: Selection) -> Page:
+    try:
+        return build(selection)
+    except Nothing as nothing:
+        return _message(nothing.missing, nothing.remedy)
+    except StorageError as error:
+        return _message(str(error), status=500)
+
+
+def _message(missing: str, remedy: str = "", *, status: int = 200) -> Page:
+    content = {"title": "Nothing to show" if status == 200 else "Not available", "missing": missing, "remedy": remedy}
+    return Page(template="message.html", content=content, status=status)
+
+
+@functools.cache
+def _plotlyjs_text() -> bytes:
+    return get_plotlyjs().encode()
+
+
+def _plotlyjs(request: Request) -> Response:
+    del request
+    headers = {"Cache-Control": "max-age=86400"}
+    return Response(_plotlyjs_text(), media_type="text/javascript", headers=headers)
+
+
+def open_port(port: int) -> socket.socket:
+    """Listen on a port of this machine, before anything else is said to be there.
+
+    Args:
+        port: which; 0 for a free one.
+
+    Raises:
+        StorageError: if it is in use or not allowed.
+    """
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise StorageError(
+            f"port {port} cannot be used ({reason}): give the dashboard another --port, or 0 for a free one"
+        ) from error
+
+
+def serve(app: Starlette, listening: socket.socket) -> None:
+    """Answer until the process is interrupted."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
+    with suppress(KeyboardInterrupt):  # the usual end, once the last answers are out
+        server.run(sockets=[listening])

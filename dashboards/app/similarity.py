@@ -1,0 +1,206 @@
+"""Page: how alike KV heads rank tokens, with heads that rank alike beside each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import dendrogram, fcluster, linkage
+from scipy.spatial.distance import squareform
+
+from dashboards.app.choosing import lineage_link
+from dashboards.app.content import DIVERGING, GREY, Figure, Nothing, Page, Table, new_drawing, number
+from dashboards.app.records import Records, Row
+from dashboards.app.selection import Selection
+
+_ORDERS = [("clustered", "heads that rank alike together"), ("layers", "by layer")]
+_LEVELS = ("0.9", "0.8", "0.7", "0.6", "0.5")
+_MOST_ORDERED_WELL = 256
+_MOST_TICKS = 45
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correlations:
+    """Rank correlations of all pairs of heads.
+
+    Attributes:
+        names: of the heads.
+        matrix: heads by heads, 1 on the diagonal; NaN where a head has no order.
+        num_samples: that each is a mean over.
+    """
+
+    names: tuple[str, ...]
+    matrix: NDArray[np.float64]
+    num_samples: int
+
+    @classmethod
+    def of_rows(cls, pairs: Sequence[Row], heads: Mapping[int, str]) -> "Correlations":
+        """From rows of the table `head_pairs`, and names of heads."""
+        size = 1 + max(row["head_b"] for row in pairs)
+        matrix = np.full((size, size), np.nan)
+        np.fill_diagonal(matrix, 1.0)
+        for row in pairs:
+            if row["spearman"] is not None:
+                matrix[row["head_a"], row["head_b"]] = matrix[row["head_b"], row["head_a"]] = row["spearman"]
+        names = tuple(heads.get(head, f"head {head}") for head in range(size))
+        return cls(names=names, matrix=matrix, num_samples=pairs[0]["n"])
+
+    def tree(self) -> NDArray[np.float64]:
+        """Average linkage over 1 minus the correlation; a pair without one counts as uncorrelated."""
+        distance = 1.0 - np.nan_to_num(self.matrix, nan=0.0)
+        np.fill_diagonal(distance, 0.0)
+        condensed = squareform(distance.clip(min=0.0), checks=False)
+        # Turning branches so that neighbours are as alike as can be takes the cube of the number of heads.
+        tree: NDArray[np.float64] = linkage(
+            condensed, method="average", optimal_ordering=len(self.names) <= _MOST_ORDERED_WELL
+        )
+        return tree
+
+
+def similarity_page(records: Records, selection: Selection) -> Page:
+    """The page.
+
+    Raises:
+        Nothing: no policy set has been trained, or its heads were not compared.
+    """
+    policy_sets = records.policy_sets_with_pairs()
+    if not policy_sets:
+        raise Nothing("No policies have been trained in this home yet.", "kvp train --preset smoke")
+    options = [(key, f"{name} ({key[-16:][:6]})") for key, name in policy_sets]
+    policy_set = selection.one("policy", "Held-out traces of", options)
+    pairs = records.of_policy_set("head_pairs", policy_set)
+    if not pairs:
+        raise Nothing("This policy set has one head, or its heads were not compared.", "kvp train")
+    heads = {row["head"]: row["head_name"] for row in records.of_policy_set("heads", policy_set)}
+    found = Correlations.of_rows(pairs, heads)
+    order = selection.one("order", "Order", _ORDERS)
+    level = selection.one("level", "Groups of heads with a correlation from", [(one, one) for one in _LEVELS])
+    tree = found.tree()
+    groups = _groups(found, tree, float(level))
+    return Page(
+        template="figures.html",
+        content={
+            "title": "Head similarity",
+            "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
+            "figures": [_matrix(found, tree, clustered=order == "clustered")],
+            "tables": [_group_table(found, groups, level), _means_table(found, heads)],
+            "origin": [lineage_link(policy_set)],
+        },
+    )
+
+
+def _matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
+    size = len(found.names)
+    shape = dendrogram(tree, no_plot=True)
+    order = list(shape["leaves"]) if clustered else list(range(size))
+    names = [found.names[head] for head in order]
+    values = found.matrix[np.ix_(order, order)]
+    step = -(-size // _MOST_TICKS)
+    ticks: dict[str, Any] = {
+        "tickvals": list(range(0, size, step)),
+        "ticktext": names[::step],
+        "tickfont": {"size": 10},
+        "showgrid": False,
+        "zeroline": False,
+    }
+    drawing = new_drawing(
+        xaxis={**ticks, "tickangle": -90, "range": [-0.5, size - 0.5], "constrain": "domain"},
+        yaxis={**ticks, "range": [size - 0.5, -0.5], "domain": [0, 0.86 if clustered else 1]},
+        plot_bgcolor="#fff",
+        showlegend=False,
+    )
+    drawing.add_heatmap(
+        z=[[None if np.isnan(value) else round(float(value), 4) for value in row] for row in values],
+        text=[[f"{one} and {other}" for other in names] for one in names],
+        hovertemplate="%{text}: %{z:.3f}<extra></extra>",
+        colorscale=DIVERGING,
+        reversescale=True,
+        zmin=-1,
+        zmax=1,
+        colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if clustered else 1, "y": 0, "yanchor": "bottom"},
+    )
+    if clustered:
+        _add_tree(drawing, shape)
+    off = found.matrix[~np.eye(size, dtype=bool)]
+    words = f"from {number(float(np.nanmin(off)))} to {number(float(np.nanmax(off)))}"
+    return Figure(
+        name="similarity",
+        title="How alike heads rank tokens",
+        drawing=drawing,
+        label=f"Matrix of rank correlations between {size} heads, {words}"
+        + (", with the tree of its clusters above it." if clustered else "."),
+        height=720 if size > 12 else 520,
+        note=f"{size} heads, pairs {words}, mean over {found.num_samples} held-out samples. "
+        + ("The tree joins heads by average linkage; its height is 1 minus the correlation." if clustered else ""),
+    )
+
+
+def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
+    """The tree over the matrix; scipy puts leaf number i at 10 i + 5."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for across, up in zip(shape["icoord"], shape["dcoord"], strict=True):
+        xs += [(x - 5) / 10 for x in across] + [None]
+        ys += [*map(float, up), None]
+    drawing.add_scatter(
+        x=xs, y=ys, yaxis="y2", mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", name="tree"
+    )
+    top = max(max(up) for up in shape["dcoord"])
+    drawing.update_layout(
+        yaxis2={
+            "domain": [0.87, 1],
+            "anchor": "x",
+            "range": [0, 1.05 * top or 1],
+            "showgrid": False,
+            "zeroline": False,
+            "nticks": 3,
+            "tickfont": {"size": 10},
+        }
+    )
+
+
+def _groups(found: Correlations, tree: NDArray[np.float64], level: float) -> list[list[int]]:
+    """Heads in clusters whose mean correlation is at least a level, the largest first."""
+    numbers = fcluster(tree, t=1 - level + 1e-9, criterion="distance")
+    members: dict[int, list[int]] = {}
+    for head, group in enumerate(numbers):
+        members.setdefault(int(group), []).append(head)
+    return sorted(members.values(), key=lambda heads: (-len(heads), heads))
+
+
+def _group_table(found: Correlations, groups: Sequence[Sequence[int]], level: str) -> Table:
+    several = [group for group in groups if len(group) > 1]
+    alone = sum(len(group) == 1 for group in groups)
+
+    def mean(group: Sequence[int]) -> float:
+        block = found.matrix[np.ix_(group, group)]
+        return float(np.nanmean(block[~np.eye(len(group), dtype=bool)]))
+
+    return Table(
+        caption=f"{len(several)} groups with a correlation from {level}; {alone} heads are in none",
+        columns=["heads", "mean correlation", "which"],
+        rows=[
+            [str(len(group)), number(mean(group)), ", ".join(found.names[head] for head in group)] for group in several
+        ],
+        numeric=frozenset({0, 1}),
+    )
+
+
+def _means_table(found: Correlations, heads: Mapping[int, str]) -> Table:
+    layer = [name.partition(".")[0] for name in found.names]
+    within, across = [], []
+    for one in range(len(layer)):
+        for other in range(one + 1, len(layer)):
+            value = float(found.matrix[one, other])
+            if not np.isnan(value):
+                (within if layer[one] == layer[other] else across).append(value)
+    rows = [
+        [words, number(fmean(values)) if values else "–", str(len(values))]
+        for words, values in (("of one layer", within), ("of different layers", across))
+    ]
+    return Table(
+        caption="Mean over pairs of heads", columns=["heads", "mean", "pairs"], rows=rows, numeric=frozenset({1, 2})
+    )

@@ -1,0 +1,169 @@
+"""Page: a sample's text, each token shaded by a method's rank in one head, beside the attention it will receive."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboards.app.choosing import choose_evaluation, lineage_link, origin
+from dashboards.app.content import Link, Nothing, Page, Table
+from dashboards.app.head_detail import ANALYSE
+from dashboards.app.head_grid import Heads
+from dashboards.app.kept_tokens import ORACLE, HeadChoice
+from dashboards.app.records import AnalysedContext, Evaluation, Records
+from dashboards.app.selection import Selection
+from dashboards.styles import LEARNED, method_order, setting_label
+from storage.token_ranks import StoredContext
+
+_WINDOW, _MOST_LISTED, _AROUND, _LEVELS, _DECADES = 3000, 25, 6, 9, 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaded:
+    """A token as it is shown.
+
+    Attributes:
+        text: its text; line breaks are kept, and marked.
+        classes: of its look.
+        hint: what the pointer shows.
+    """
+
+    text: str
+    classes: str
+    hint: str
+
+
+def tokens_page(records: Records, selection: Selection) -> Page:
+    """The page.
+
+    Raises:
+        Nothing: there is no evaluation, or none of its examples was analysed.
+    """
+    evaluation = choose_evaluation(records, selection)
+    contexts = records.contexts(evaluation)
+    if not contexts:
+        raise Nothing("No example of this evaluation was analysed token by token.", ANALYSE)
+    found = _choose_context(selection, contexts)
+    contenders = sorted(found.methods, key=lambda own: (method_order(own[0]), own[1]))
+    several = {method for method, seed in contenders if seed}
+    labels = [(f"{m}.{seed}", f"{m}, seed {seed}" if m in several else m) for m, seed in contenders]
+    default = next((value for value, _ in labels if value.startswith(f"{LEARNED}.")), labels[0][0])
+    method, _, seed = selection.one("contender", "Method", labels, default=default).rpartition(".")
+    context = records.context(found, [(method, int(seed)), ORACLE])
+    ranking = None if context is None else context.find(method, int(seed))
+    if context is None or ranking is None:
+        raise Nothing(f"The ranking of {found.sample_id} by {method} is lost.", ANALYSE)
+    names = _head_names(records, evaluation, len(context.importance))
+    head = int(selection.one("head", "Head", [(str(place), name) for place, name in enumerate(names)]))
+    budgets = [(str(budget), str(budget)) for budget in context.budgets]
+    budget = int(selection.one("budget", "Budget", budgets))
+    choice = HeadChoice.of(context, ranking, head=head, budget=budget)
+    first = selection.number("from", default=0, least=0, most=max(0, len(choice.ranks) - 1)) // _WINDOW * _WINDOW
+    window = range(first, min(first + _WINDOW, len(choice.ranks)))
+    return Page(
+        template="tokens.html",
+        content={
+            "title": "Tokens",
+            "lead": f"{found.sample_id}, {setting_label(found.setting)}",
+            "method": method,
+            "head": names[head],
+            "facts": _facts(choice, method, names[head], budget),
+            "ranked": [_by_rank(context, choice, place, method) for place in window],
+            "attended": [_by_attention(context, choice, place, method) for place in window],
+            "dropped": _listed(
+                "Wrongly dropped, by the attention that they receive",
+                context,
+                choice,
+                choice.wrongly_dropped,
+            ),
+            "kept": _listed("Wrongly kept in their place", context, choice, choice.wrongly_kept),
+            "window": f"tokens {first} to {window[-1]} of {len(choice.ranks)}" if len(choice.ranks) > _WINDOW else "",
+            "earlier": selection.url("tokens", **{"from": first - _WINDOW}) if first else "",
+            "later": selection.url("tokens", **{"from": first + _WINDOW}) if window[-1] + 1 < len(choice.ranks) else "",
+            "head_url": f"/heads?evaluation={evaluation.id}&model={evaluation.model_id}&head={head}&method={method}",
+            "origin": [*origin(evaluation), *_shards(records, evaluation)],
+        },
+    )
+
+
+def _choose_context(selection: Selection, contexts: Sequence[AnalysedContext]) -> AnalysedContext:
+    samples = dict.fromkeys((context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts)
+    sample = selection.one("sample", "Sample", samples)
+    own = {context.setting: context for context in contexts if context.sample_id == sample}
+    return own[selection.one("setting", "Setting", [(name, setting_label(name)) for name in sorted(own)])]
+
+
+def _head_names(records: Records, evaluation: Evaluation, num_heads: int) -> list[str]:
+    rows = records.head_costs(evaluation)
+    names = list(Heads.of_rows(rows).names) if rows else []
+    return names if len(names) == num_heads else [f"head {head}" for head in range(num_heads)]
+
+
+def _shards(records: Records, evaluation: Evaluation) -> list[Link]:
+    shards = [name for name in records.inputs(evaluation).values() if name.startswith("analysis_shard-")]
+    return [lineage_link(name) for name in shards]
+
+
+def _facts(choice: HeadChoice, method: str, head: str, budget: int) -> list[tuple[str, str]]:
+    kept, tokens = choice.num_kept, len(choice.ranks)
+    uneven = f" (its share of a budget of {budget} a head)" if kept != budget else ""
+    return [
+        (f"{kept} of {tokens}", f"tokens are kept in {head}{uneven}"),
+        (f"{choice.share_kept:.1%}", f"of the future attention goes to what {method} keeps"),
+        (f"{choice.best_share:.1%}", "would go to the best choice of as many"),
+        (f"{int(choice.wrongly_dropped.sum())}", "are wrongly dropped: the best choice has them"),
+    ]
+
+
+def _by_rank(context: StoredContext, choice: HeadChoice, place: int, method: str) -> Shaded:
+    rank = int(choice.ranks[place])
+    level = _LEVELS - (_LEVELS * (rank - 1)) // max(1, choice.num_kept)  # from 9, kept longest, to 1
+    classes = f"kept r{level}" if choice.kept[place] else "gone"
+    return _shaded(context, choice, place, classes, f"{method} rank {rank}")
+
+
+def _by_attention(context: StoredContext, choice: HeadChoice, place: int, method: str) -> Shaded:
+    share, most = float(choice.importance[place]), float(choice.importance.max())
+    level = 0 if share <= 0 else round(_LEVELS * (1 + np.log10(share / most) / _DECADES))
+    return _shaded(context, choice, place, f"a{max(0, level)}", f"{method} rank {int(choice.ranks[place])}")
+
+
+def _shaded(context: StoredContext, choice: HeadChoice, place: int, classes: str, hint: str) -> Shaded:
+    wrong = ""
+    if choice.wrongly_dropped[place]:
+        classes, wrong = f"{classes} dropped", ", wrongly dropped"
+    elif choice.wrongly_kept[place]:
+        classes, wrong = f"{classes} extra", ", wrongly kept"
+    always = ", always kept" if choice.always_kept[place] else ""
+    share = f"{choice.importance[place]:.2%} of the future attention"
+    return Shaded(
+        text=context.pieces[place].replace("\n", "↵\n"),
+        classes=classes,
+        hint=f"token {place}: {hint}, oracle rank {int(choice.best_ranks[place])}; {share}{wrong}{always}",
+    )
+
+
+def _listed(caption: str, context: StoredContext, choice: HeadChoice, group: np.ndarray) -> Table:
+    places = np.flatnonzero(group)
+    places = places[np.argsort(-choice.importance[places], kind="stable")][:_MOST_LISTED]
+    rest = int(group.sum()) - len(places)
+    return Table(
+        caption=caption + (f" (first {len(places)}; {rest} more)" if rest else ""),
+        columns=["token", "where", "attention", "rank", "oracle's rank"],
+        rows=[
+            [
+                _plain(context.pieces[place]),
+                f"{place}: …{_plain(''.join(context.pieces[max(0, place - _AROUND) : place + _AROUND]))}…",
+                f"{choice.importance[place]:.2%}",
+                str(int(choice.ranks[place])),
+                str(int(choice.best_ranks[place])),
+            ]
+            for place in places.tolist()
+        ],
+        numeric=frozenset({2, 3, 4}),
+        folded=True,
+    )
+
+
+def _plain(text: str) -> str:
+    return text.replace("\n", "↵")

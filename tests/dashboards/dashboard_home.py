@@ -1,0 +1,95 @@
+"""A home for the dashboard: the planted evaluation of reports, and a second one whose examples were analysed.
+
+The analysed context has 40 tokens and two heads. Under the oracle token i of the middle ranks by its place; kvp swaps
+the best two of the middle with the worst two, so that at a budget of 24 tokens two are wrongly dropped.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from report_home import (
+    EVALUATE,
+    MODEL,
+    POLICIES,
+    PROMPTS,
+    artifact,
+    comparison_rows,
+    curve_rows,
+    head_cost_rows,
+    make_home,
+    record,
+)
+
+from storage.artifacts import Artifact
+from storage.catalog import Catalog
+from storage.digests import digest_bytes
+from storage.home import Home
+from storage.token_ranks import StoredContext, StoredRanking, write_token_ranks
+
+ANALYSED = artifact("evaluation", "tiny model on ruler, 4 samples")
+TOKENS, SAMPLE = 40, "ruler/vt/test/0/0"
+PIECES = (*(f" word{place}" for place in range(TOKENS - 1)), "<b>\n")
+
+
+def _ranks(swapped: bool) -> np.ndarray:
+    ranks = np.empty(TOKENS, dtype=np.int32)
+    ranks[:4], ranks[-16:] = np.arange(1, 5), np.arange(5, 21)
+    ranks[4:-16] = np.arange(21, TOKENS + 1)
+    if swapped:
+        first, last = [4, 5], [TOKENS - 18, TOKENS - 17]
+        ranks[first], ranks[last] = ranks[last], ranks[first].copy()
+    return ranks
+
+
+def context() -> StoredContext:
+    importance = np.full((2, TOKENS), 0.01, dtype=np.float32)
+    importance[:, 4:-16] = 0.5 ** np.arange(TOKENS - 20)
+    kept = np.array([[24, 24], [32, 32]], dtype=np.int32)
+    return StoredContext(
+        sample_id=SAMPLE,
+        benchmark="ruler",
+        task="vt",
+        setting="query_agnostic",
+        budgets=(24, 32),
+        pieces=PIECES,
+        importance=importance,
+        rankings=tuple(
+            StoredRanking(method=method, seed=seed, ranks=np.stack([_ranks(method == "kvp")] * 2), kept=kept)
+            for method, seed in (("kvp", 0), ("kvp", 1), ("snapkv", 0), ("oracle", 0))
+        ),
+    )
+
+
+def make_dashboard_home(home: Home) -> dict[str, str]:
+    """Fill a home; returns the run of each stage, the second evaluation's as `analysed`."""
+    runs = make_home(home)
+    catalog = Catalog(home)
+    folder = home.evaluations / "analyses" / "planted"
+    write_token_ranks(folder, [context()])
+    shard = Artifact(kind="analysis_shard", digest=digest_bytes(b"analysis"), name="examples 0 to 0", uri=str(folder))
+    read = {"model": MODEL, "prompts": PROMPTS["test"], "policy_0": POLICIES[0]}
+    record(catalog, "analyse-shard", read, {"shard": shard})
+    own = {"evaluation_id": ANALYSED.artifact_id}
+    runs["analysed"] = record(
+        catalog,
+        "evaluate",
+        {**read, "analysis_0000": shard},
+        {"evaluation": ANALYSED},
+        {
+            "curves": _of(own, curve_rows()),
+            "comparisons": _of(own, comparison_rows()),
+            "head_costs": _of(own, head_cost_rows()),
+        },
+        parameters={"evaluate": EVALUATE, "dtype": "float32"},
+        seed=1,
+    )
+    return runs
+
+
+def _of(own: dict[str, Any], rows: Any) -> list[dict[str, Any]]:
+    return [row | own for row in rows]
+
+
+def analysis_folder(home: Home) -> Path:
+    return home.evaluations / "analyses" / "planted"
