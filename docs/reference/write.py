@@ -84,8 +84,8 @@ def _configuration() -> Iterator[str]:
     presets = {name: load_preset(name) for name in preset_names()}
     yield "# Configuration"
     yield ""
-    yield "A run's configuration is a preset (`--preset`) with choices on top: `--set SECTION.FIELD=VALUE`, and options of"
-    yield "their own for what is chosen often. A field that a preset does not name has the default."
+    yield "A run's configuration is a preset (`--preset`) with choices on top: `--set SECTION.FIELD=VALUE`, and options"
+    yield "of their own for what is chosen often. A field that a preset does not name has the default."
     sections = [entry for entry in dataclasses.fields(PipelineConfig) if dataclasses.is_dataclass(entry.type)]
     about = _attributes(PipelineConfig)
     for section in sections:
