@@ -115,3 +115,9 @@ def test_the_reference_is_what_the_code_says():
     assert "| `ci_low` | double |" in pages["tables.md"]
     empty = r"\|\s*\|\s*\|"  # nothing goes without a meaning
     assert not any(re.search(rf"^\| `[^|]+ {empty}", text, flags=re.MULTILINE) for text in pages.values())
+
+
+def test_the_program_in_the_derivation_runs():
+    (program,) = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "method.md").read_text(), flags=re.DOTALL)
+    assert program.count("assert ") == 2
+    exec(compile(program, "docs/method.md", "exec"), {})
