@@ -43,7 +43,9 @@ app.add_typer(trace_commands.app, name="traces")
 _INTERRUPTED = 130
 
 PresetOption = Annotated[str, typer.Option(help="smoke, demo, study or paper")]
-ModelOption = Annotated[str, typer.Option(help="embedded, a model folder, a GGUF file or a hub id", metavar="REF")]
+ModelOption = Annotated[
+    str, typer.Option(help="embedded, a folder, a GGUF file, a hub id or models:/NAME/1", metavar="REF")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of prompts, training and draws", min=0, max=2**63 - 1)]
 TasksOption = Annotated[str | None, typer.Option(help="Comma-separated tasks, to train on and to judge on")]
 MethodsOption = Annotated[str | None, typer.Option(help="Comma-separated methods to judge")]

@@ -23,6 +23,7 @@ from pathlib import Path
 from flows.process import environment_with
 from flows.recovery import UnfinishedRun, marked_process, recover
 from flows.service_process import SERVER, Service, last_error, recorded, wait_for
+from storage.database import require_postgresql, require_sqlite
 from storage.errors import StorageError
 from storage.home import Home, exclusive
 
@@ -79,12 +80,15 @@ def _home_server(service: Service) -> Iterator[Callable[[], None]]:
 @contextmanager
 def _started_server(home: Home) -> Iterator[Callable[[], None]]:
     """A server that lives no longer than the command."""
-    require_database()
+    require_database(home)
     log = home.prefect / "server.log"
     try:
         log.parent.mkdir(exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{log.parent} cannot be made ({error.strerror}): move away what is there") from error
+        log.touch()
+        raise StorageError(
+            f"{log} cannot be written ({error.strerror}): make {log.parent} writable, or move away what is there"
+        ) from error
     with ExitStack() as starting:
         # Two servers that make one database at once break each other: the other one starts when this one answers.
         starting.enter_context(exclusive(home, SERVER_LOCK))
@@ -110,16 +114,18 @@ def _started_server(home: Home) -> Iterator[Callable[[], None]]:
             _stop(process)
 
 
-def require_database() -> None:
-    """Refuse a database of Prefect's, if one is named, that cannot be reached or written.
+def require_database(home: Home) -> None:
+    """Refuse a database of Prefect's, the home's own or one that is named, that cannot be reached or written.
 
     Raises:
         StorageError: If it cannot.
     """
-    url = next((os.environ[name] for name in _DATABASE_VARIABLES if os.environ.get(name)), "sqlite")
-    if not url.startswith("sqlite"):
-        from storage.database import require_postgresql
-
+    url = next((os.environ[name] for name in _DATABASE_VARIABLES if os.environ.get(name)), "")
+    if not url:
+        require_sqlite(home.prefect / "prefect.db")
+    elif url.startswith("sqlite"):
+        require_sqlite(Path(url.partition(":///")[2].partition("?")[0] or ":memory:"))
+    else:
         require_postgresql(url)
 
 

@@ -90,7 +90,7 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
 
     with exclusive(home, _LOCK), _ended_on_failure(home) as started:
         server_url, mlflow_url = _choose_url(home, SERVER, port), _choose_url(home, MLFLOW, mlflow_port)
-        require_database()
+        require_database(home)
         Tracking(home).prepare()  # two servers that make one database at once break each other
         with exclusive(home, SERVER_LOCK):
             server = _ensure(home, SERVER, server_url, started)

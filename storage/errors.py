@@ -20,6 +20,7 @@ _REMEDIES = (
         r"SlowDown|\b503 Service Unavailable|\b429 Too Many",
         "the object store is overloaded: run the same command again later",
     ),
+    ("Permission denied|Read-only file system", "make it readable and writable, or use another --home"),
     ("No space left", "make room, then run the same command again"),
 )
 

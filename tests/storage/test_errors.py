@@ -13,6 +13,7 @@ from storage.errors import remedy_for
         ("Generic S3 error: Client error with status 403 Forbidden: no", "check the AWS_* credentials"),
         ("Server returned non-2xx status code: 503 Service Unavailable: busy", "the object store is overloaded"),
         ("<Code>NoSuchBucket</Code>", "make the bucket"),
+        ("Permission denied (os error 13) at path", "make it readable and writable"),
         ("No space left on device (os error 28)", "make room"),
         ("No such file: /store/fragments/3f403ab04041d503f429/zarr.json", ""),
         ("No such file: /home/me/credentials/store/fragments/3f/zarr.json", ""),
