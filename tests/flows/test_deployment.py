@@ -79,6 +79,7 @@ def deployed(prefect, client_environment, embedded_model_folder, tmp_path: Path)
     """The deployments of the checkout, and a worker that serves them; gives the worker's log."""
     del embedded_model_folder
     prefect("work-pool", "create", "kvpolicy", "--type", "process", "--overwrite")
+    prefect("work-queue", "create", "gpu", "--pool", "kvpolicy", "--limit", "1")
     prefect("deploy", "--all")
     log = tmp_path / "worker.log"
     worker = start_process(["prefect", "worker", "start", "--pool", "kvpolicy"], log=log, env=client_environment)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 from written_files import PUBLIC_FILES, data_entries
+from written_ruler_texts import prose, write_hotpotqa, write_squad
 
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.benchmarks.request import SampleRequest
@@ -20,73 +21,12 @@ from kvpolicy.benchmarks.sources import find_files
 TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
 
 _TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
-_NOUNS = ("river", "lamp", "garden", "captain", "letter", "window", "sister", "bridge", "kettle", "harbour", "doctor")
-_VERBS = ("followed", "painted", "forgot", "carried", "answered", "repaired", "welcomed", "counted", "borrowed")
 
 
 @pytest.fixture(scope="session")
 def count_tokens() -> Callable[[Sample], int]:
     """Pieces of up to four letters and every other sign, and thirty tokens of chat format."""
     return lambda sample: 30 + len(_TOKEN.findall(f"{sample.context}{sample.question} {sample.answer_prefix}"))
-
-
-def _prose(num_sentences: int, rng: Random) -> str:
-    lines = [
-        f"On day {day} the {rng.choice(_NOUNS)} of Mr. Hale {rng.choice(_VERBS)} the {rng.choice(_NOUNS)}, "
-        f"and the {rng.choice(_NOUNS)} {rng.choice(_VERBS)} it."
-        for day in range(num_sentences)
-    ]
-    for place in range(0, num_sentences, 17):
-        lines.insert(place, "Nobody in the whole village said anything at all." if place % 2 else '"Yes!"')
-    return "\n".join(lines)
-
-
-def write_squad(path: Path, *, num_articles: int = 24) -> Path:
-    rng = Random(1)
-    articles = []
-    for article in range(num_articles):
-        paragraphs = []
-        for number in range(4):
-            place = f"Port {article}-{number}"
-            context = f"{place} was founded in {1500 + 7 * article + number}. " + _prose(3, rng).replace("\n", " ")
-            answer = {"text": str(1500 + 7 * article + number), "answer_start": context.index("1")}
-            answerable = {
-                "id": f"{article}.{number}.a",
-                "question": f"When was {place} founded?",
-                "answers": [answer, answer],
-                "is_impossible": False,
-            }
-            impossible = {
-                "id": f"{article}.{number}.i",
-                "question": f"Who sold {place}?",
-                "answers": [],
-                "is_impossible": True,
-            }
-            paragraphs.append({"context": context, "qas": [answerable, impossible]})
-        articles.append({"title": f"Ports {article}", "paragraphs": paragraphs})
-    path.write_text(json.dumps({"version": "v2.0", "data": articles}))
-    return path
-
-
-def write_hotpotqa(path: Path, *, num_questions: int = 40) -> Path:
-    rng = Random(2)
-    entries = []
-    for number in range(num_questions):
-        gold = [(f"Person {number}{part}", [f"Person {number}{part} was born in 19{number:02}.", " "]) for part in "ab"]
-        common = [(f"Town {town}", [_prose(8, Random(town)).replace("\n", " ")]) for town in rng.sample(range(60), 5)]
-        context = [*gold, *common]
-        rng.shuffle(context)
-        entries.append(
-            {
-                "_id": f"q{number}",
-                "question": f"Were Person {number}a and Person {number}b born in one year?",
-                "answer": "yes",
-                "supporting_facts": [[title, 0] for title, _ in gold],
-                "context": [[title, sentences] for title, sentences in context],
-            }
-        )
-    path.write_text(json.dumps(entries))
-    return path
 
 
 @pytest.fixture(scope="session", params=TEXT_KINDS)
@@ -104,7 +44,7 @@ def ruler_texts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         )
     folder = tmp_path_factory.mktemp("texts")
     essay = folder / "essay.txt"
-    essay.write_text(_prose(400, Random(0)))
+    essay.write_text(prose(400, Random(0)))
     squad, hotpotqa = write_squad(folder / "squad.json"), write_hotpotqa(folder / "hotpotqa.json")
     return read_texts(find_files([f"essays={essay}", f"squad={squad}", f"hotpotqa={hotpotqa}"]))
 
