@@ -69,6 +69,7 @@ class Table:
         columns: names of the columns.
         rows: a cell for each column.
         numeric: places of the columns that are aligned to the right.
+        long: places of the columns whose texts may take several lines.
         caption: above it; may be empty.
         folded: whether it is shown on request only.
     """
@@ -76,6 +77,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     numeric: frozenset[int] = frozenset()
+    long: frozenset[int] = frozenset()
     caption: str = ""
     folded: bool = False
 
@@ -124,12 +126,14 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two positive ones, few enough to be read along an axis of their logarithms."""
+    if high < 1.001 * low:
+        return [low]
     if high < 4 * low:
-        step = _round_up((high - low) / 5) if high > low else low
+        step = _round_up((high - low) / 5)
         ticks = [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
         return ticks or [low]
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    steps = (1, 2, 5) if high < 3000 * low else (1,)
     ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
     return [tick for tick in ticks if 0.98 * low <= tick <= 1.02 * high]
 

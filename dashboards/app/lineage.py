@@ -100,13 +100,20 @@ def _record_table(node: LineageNode, graph: LineageGraph, url: Any) -> Table:
         if name in ("inputs", "outputs"):
             rows.append([name, [Link(text=f"{role}: {key}", url=url(id=key)) for role, key in _some(value)]])
         elif value not in ("", None):
-            rows.append([name, value if isinstance(value, str) else json.dumps(value, default=str, indent=1)])
+            rows.append([name, _plain(value)])
     if node.kind != "run":
         for words, runs in (("made by", _runs(graph, node.id, "output")), ("read by", _runs(graph, node.id, "input"))):
             if runs:
                 links = [Link(text=f"{graph.nodes[run].name} {run}", url=url(id=run)) for run in runs[:_MOST_LISTED]]
                 rows.append([words, links])
     return Table(columns=["", ""], rows=rows)
+
+
+def _plain(value: Any) -> str:
+    """A value of a record as text; of a mapping one line an entry."""
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {_plain(own)}" for name, own in value.items())
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _some(ends: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -114,6 +114,7 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
         columns=[columns[place] for place in filled],
         rows=[[row[place] for place in filled] for row in rows],
         numeric=frozenset({3}),
+        long=frozenset({filled.index(len(columns) - 1)} if len(columns) - 1 in filled else ()),
     )
 
 
@@ -173,6 +174,7 @@ def _champions(records: Records) -> Table | None:
         caption="Champions",
         columns=["model", "champion", "since", "last challenger", "KL difference", "last decision"],
         rows=rows,
+        long=frozenset({5}),
     )
 
 

@@ -77,9 +77,12 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     heads = {row["head"]: row["head_name"] for row in records.of_policy_set("heads", policy_set)}
     found = Correlations.of_rows(pairs, heads)
     order = selection.one("order", "Order", _ORDERS)
-    level = selection.one("level", "Groups of heads with a correlation from", [(one, one) for one in _LEVELS])
     tree = found.tree()
-    groups = _groups(found, tree, float(level))
+    # The first level at which heads form a group at all says most.
+    default = next((one for one in _LEVELS if len(_groups(tree, float(one))) < len(found.names)), _LEVELS[-1])
+    levels = [(one, one) for one in _LEVELS]
+    level = selection.one("level", "Groups of heads with a correlation from", levels, default=default)
+    groups = _groups(tree, float(level))
     return Page(
         template="figures.html",
         content={
@@ -162,7 +165,7 @@ def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
     )
 
 
-def _groups(found: Correlations, tree: NDArray[np.float64], level: float) -> list[list[int]]:
+def _groups(tree: NDArray[np.float64], level: float) -> list[list[int]]:
     """Heads in clusters whose mean correlation is at least a level, the largest first."""
     numbers = fcluster(tree, t=1 - level + 1e-9, criterion="distance")
     members: dict[int, list[int]] = {}
@@ -186,6 +189,7 @@ def _group_table(found: Correlations, groups: Sequence[Sequence[int]], level: st
             [str(len(group)), number(mean(group)), ", ".join(found.names[head] for head in group)] for group in several
         ],
         numeric=frozenset({0, 1}),
+        long=frozenset({2}),
     )
 
 
