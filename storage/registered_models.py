@@ -63,7 +63,7 @@ class RegisteredModels:
         Raises:
             StorageError: if there is none, or MLflow cannot be asked.
         """
-        asked = f"{name} {number or alias or '(newest version)'}"
+        asked = f"models:/{name}/{number}" if number else f"models:/{name}@{alias}" if alias else f"version of {name!r}"
         if not (self._home.mlflow_place or self._home.mlflow_db.exists()):  # asking would make it
             raise StorageError(f"no {asked} in MLflow's registry: {self._home.mlflow_db} is not there yet")
         with one_line_errors(f"no {asked} in MLflow's registry {self._home.mlflow_tracking_uri}", _REMEDY):
@@ -76,7 +76,7 @@ class RegisteredModels:
                 versions = client.search_model_versions(f"name = '{name}'", order_by=["version_number DESC"])
                 found = next((version for version in versions if version.status == "READY"), None)
             if found is None:
-                raise LookupError("it has no version")
+                raise LookupError("nothing of that name has one")
             return self._described(client, found)
 
     def names(self, version: ModelVersion, folder: str = "") -> list[str]:

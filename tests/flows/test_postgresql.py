@@ -65,7 +65,7 @@ def test_mlflow_s_database_of_another_release_is_one_line(postgresql, tmp_path):
     uri = postgresql.make_database("older")
     Tracking(Home.open(tmp_path / "first", mlflow=uri)).prepare()
     postgresql.run("UPDATE alembic_version SET version_num = '451aebb31d03'", database="older")
-    with pytest.raises(StorageError, match=r"out-of-date database schema.*mlflow db upgrade"):
+    with pytest.raises(StorageError, match=r"are of an older release \(revision 451aebb31d03.*mlflow db upgrade"):
         Tracking(Home.open(tmp_path / "second", mlflow=f"{uri}?application_name=second")).prepare()
 
 

@@ -98,7 +98,9 @@ def test_a_new_version_in_mlflow_s_registry_ends_with_a_champion(kvp_here, home,
     again = kvp_here("run", "--model", "models:/tiny llama/1", *settings, "--json", home=home)
     assert again.code == 0, again.stderr
     assert all(stage["skipped"] for name, stage in json.loads(again.stdout)["stages"].items() if name != "prepare")
-    assert_refused(kvp_here("run", "--model", "models:/tiny llama/2", *settings, home=home), "no tiny llama 2 in")
+    assert_refused(
+        kvp_here("run", "--model", "models:/tiny llama/2", *settings, home=home), "no models:/tiny llama/2 in"
+    )
     stale = kvp_here("stale", "--json", home=home)
     assert (stale.code, json.loads(stale.stdout)) == (0, []), stale.stderr
 

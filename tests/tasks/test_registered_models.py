@@ -126,7 +126,7 @@ def test_the_catalog_has_the_reference_and_a_repetition_finds_the_model(home, ca
 
 @pytest.mark.parametrize(
     ("reference", "said"),
-    [("models:/none/1", "no none 1 in"), ("models:/llama/9", "no llama 9"), ("models:/llama@best", "no llama best in")],
+    [(name, f"no {name} in MLflow's registry") for name in ("models:/none/1", "models:/llama/9", "models:/llama@best")],
 )
 def test_what_is_not_there_is_one_line(home, llama, tmp_path, reference, said):
     bare = Home.open(tmp_path / "bare")
@@ -161,8 +161,9 @@ def test_each_version_is_started_once(home, cache, llama):
 def test_an_alias_shows_the_version_that_it_points_at(home, cache, llama):
     for _ in range(2):
         log_folder(home, llama, "llama")
-    (missing,) = look(home, "mlflow:llama@best")
-    assert (missing.outcome, missing.reference) == (FAILED, "mlflow:llama@best")
+    for source in ("mlflow:llama@best", "mlflow:none"):
+        (missing,) = look(home, source)
+        assert (missing.outcome, missing.reference) == (FAILED, source)
     for number in ("1", "2"):
         open_client(home).set_registered_model_alias("llama", "best", number)
         (sighting,) = look(home, "mlflow:llama@best")
