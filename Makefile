@@ -35,15 +35,14 @@ test-slow: setup
 
 # The adapter to kvpress, and what it stands on, in an environment of their own.
 test-kvpress: $(KVPRESS_INSTALLED)
-	@$(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations attention policies models/test_language_model.py \
-		test_cache.py test_streaming.py test_decoding.py test_public_api.py test_generation.py test_generation_memory.py \
-		test_batched_generation.py)
+	@TQDM_DISABLE=1 $(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations policies test_cache.py test_streaming.py \
+		test_decoding.py test_generation.py test_batched_generation.py test_generation_memory.py test_public_api.py)
 
 $(KVPRESS_INSTALLED): pyproject.toml constraints-kvpress.txt
 	@$(PYTHON) -m venv .venv-kvpress
 	@echo "make: installing into .venv-kvpress, a few minutes the first time" >&2
 	@$(KVPRESS_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-kvpress.txt \
-		-e . kvpress pytest pytest-timeout hypothesis
+		-e . kvpress beartype hypothesis pytest pytest-timeout
 	@touch $@
 
 bench: setup

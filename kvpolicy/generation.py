@@ -126,21 +126,15 @@ def compressed_generate(
     if budget is not None:
         check_budget(budget, max(budget, *map(len, prompts)))
     method = LearnedPolicy(policy=policy)
-    caches, first_tokens = [], []
-    for token_ids in prompts:
-        most = max(len(token_ids) + max_new_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS)
-        row = StreamedRow(method=method, budget=most if budget is None else min(budget, most))
-        cache, first = _read(model, row, token_ids, chunk_tokens or len(token_ids))
-        caches.append(cache)
-        first_tokens.append(first)
+
+    def row(num_tokens: int) -> StreamedRow:
+        most = max(num_tokens + max_new_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS)
+        return StreamedRow(method=method, budget=most if budget is None else min(budget, most))
+
+    read = [_read(model, row(len(ids)), ids, chunk_tokens or len(ids)) for ids in prompts]
     # Room is made for a whole interval: no more of it than there are tokens.
-    answers = _answer(
-        model,
-        caches,
-        torch.cat(first_tokens),
-        interval_tokens=min(evict_every_tokens or max_new_tokens, max_new_tokens),
-        max_new_tokens=max_new_tokens,
-    )
+    interval = min(evict_every_tokens or max_new_tokens, max_new_tokens)
+    answers = _answer(model, read, interval_tokens=interval, max_new_tokens=max_new_tokens)
     return answers[0] if isinstance(prompt, str) else answers
 
 
@@ -157,21 +151,21 @@ def _read(
 
 def _answer(
     model: LanguageModel,
-    caches: list[StreamedCaches],
-    first_tokens: Int[Tensor, "row"],
+    read: list[tuple[StreamedCaches, Int[Tensor, "1"]]],
     *,
     interval_tokens: int,
     max_new_tokens: int,
 ) -> list[Generation]:
-    """Answer all prompts at once; their caches are used up."""
-    read = [(cache.num_seen_tokens, cache.num_held(0), cache.num_bytes) for cache in caches]
-    batch = _Metered(StreamedCaches.joined(caches, interval_tokens=interval_tokens))
-    caches.clear()
+    """Answer all prompts at once, given their caches and the first tokens of their answers; both are used up."""
+    figures = [(cache.num_seen_tokens, cache.num_held(0), cache.num_bytes) for cache, _ in read]
+    first_tokens = torch.cat([first for _, first in read])
+    batch = _Metered(StreamedCaches.joined([cache for cache, _ in read], interval_tokens=interval_tokens))
+    read.clear()  # or the memory of what was copied into the batch stays
     answers = decode_greedily(
         model,
         batch,
         first_tokens,
-        first_position=torch.tensor([num_tokens for num_tokens, _, _ in read]),
+        first_position=torch.tensor([num_tokens for num_tokens, _, _ in figures]),
         max_new_tokens=max_new_tokens,
     )
     return [
@@ -184,7 +178,7 @@ def _answer(
             cache_bytes=num_bytes,
             tokens_per_s=batch.num_tokens / batch.seconds if batch.num_tokens else None,
         )
-        for (num_tokens, num_kept, num_bytes), answer in zip(read, answers, strict=True)
+        for (num_tokens, num_kept, num_bytes), answer in zip(figures, answers, strict=True)
     ]
 
 

@@ -1,0 +1,1 @@
+"""Policy sets in the form of other libraries; each module needs the library that it is named after."""

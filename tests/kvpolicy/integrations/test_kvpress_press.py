@@ -1,0 +1,167 @@
+"""The press on real caches of transformers, through kvpress' own hooks: it keeps what our own ranking keeps."""
+
+import dataclasses
+
+import pytest
+import torch
+from kvpress import ChunkPress
+from kvpress.utils import compute_n_kept
+from transformers import AutoModelForCausalLM, DynamicCache, pipeline
+
+from kvpolicy import compressed_generate, load_model, load_policy
+from kvpolicy.attention.prefill import prefill
+from kvpolicy.integrations.kvpress import PolicyPress
+from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.policies.policy_set import PolicySet
+from kvpolicy.prompts import encode_message
+from kvpolicy.ranking import kept_positions
+
+FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral")  # those that kvpress knows
+NUM_TOKENS = 90
+
+
+def _network(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+
+
+def _policy(model, *, position="continuous", constant=False):
+    spec = model.spec
+    agents = BatchedAgents(
+        AgentConfig(width=8, position=position, position_dim=8),
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        generator=torch.Generator().manual_seed(0),
+    ).requires_grad_(False)
+    if constant:
+        agents.score_weight.zero_()
+    return PolicySet(agents=agents, spec=spec, model_digest=model.digest, training={})
+
+
+def _pressed(network, press, tokens):
+    """Keys and values of every layer after a prefill under a press."""
+    cache = DynamicCache()
+    with torch.no_grad(), press(network):
+        network(tokens, past_key_values=cache)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _kept_of(whole, found):
+    """Indices of the entries of each head that are among those of the whole, in order."""
+    same = (whole[:, None] - found[:, :, None]).abs().amax(dim=-1) < 1e-4  # head, kept, whole
+    assert (same.sum(dim=2) == 1).all()
+    return same.int().argmax(dim=2).sort(dim=1).values
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_press_keeps_what_our_ranking_keeps(tiny_model_folder, draw_tokens, family, ratio):
+    folder = tiny_model_folder(family)
+    model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(NUM_TOKENS)
+    policy = _policy(model)
+    context = prefill(model, tokens, num_queries=0)
+    scores = policy.score(context.keys, context.values, torch.arange(NUM_TOKENS)[None])
+    expected = kept_positions(scores, compute_n_kept(NUM_TOKENS, ratio))
+    layers = _pressed(_network(folder), PolicyPress(compression_ratio=ratio, policy=policy), tokens[None])
+    whole = torch.cat([context.keys, context.values], dim=-1)
+    found = torch.cat([torch.cat([keys[0], values[0]], dim=-1) for keys, values in layers])
+    assert torch.equal(_kept_of(whole, found), expected)
+    assert not torch.equal(expected[0], expected[-1])  # heads do choose each for itself
+
+
+def test_ties_go_by_position_as_in_our_ranking(tiny_model_folder, draw_tokens):
+    folder = tiny_model_folder("llama")
+    model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(NUM_TOKENS)
+    context = prefill(model, tokens, num_queries=0)
+    press = PolicyPress(compression_ratio=0.5, policy=_policy(model, constant=True))
+    found = torch.cat([keys[0] for keys, _ in _pressed(_network(folder), press, tokens[None])])
+    kept = [*range(45 - 16), *range(NUM_TOKENS - 16, NUM_TOKENS)]
+    assert _kept_of(context.keys, found).tolist() == [kept] * model.spec.num_heads
+
+
+def test_rows_of_a_batch_are_ranked_each_for_itself(tiny_model_folder, draw_tokens):
+    folder = tiny_model_folder("llama")
+    model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(2, NUM_TOKENS)
+    network, press = _network(folder), PolicyPress(compression_ratio=0.6, policy=_policy(model, position="table"))
+    together = _pressed(network, press, tokens)
+    for row in range(2):
+        for (keys, values), (own_keys, own_values) in zip(
+            together, _pressed(network, press, tokens[row : row + 1]), strict=True
+        ):
+            torch.testing.assert_close(keys[row], own_keys[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(values[row], own_values[0], atol=1e-4, rtol=1e-4)
+
+
+def test_transformers_answers_on_the_pressed_cache_as_we_do_on_ours(tiny_model_folder, tmp_path):
+    folder = tiny_model_folder("llama")
+    model = load_model(str(folder), dtype="float32")
+    _policy(model).save(tmp_path)
+    policy, prompt, num_new = load_policy(tmp_path), "The pass key is 4821. What is the pass key? " * 2, 10
+    ids = torch.tensor([encode_message(prompt, model.tokenizer)])
+    num_tokens = ids.shape[1]
+    ratio = 0.7
+    budget = compute_n_kept(num_tokens, ratio)
+    expected = compressed_generate(model, policy, prompt, budget=budget, max_new_tokens=num_new).token_ids
+    network, cache = _network(folder), DynamicCache()
+    with torch.no_grad(), PolicyPress(compression_ratio=ratio, policy=policy)(network):
+        token = network(ids, past_key_values=cache).logits[0, -1].argmax()
+    assert cache.get_seq_length() == budget
+    answer = []
+    with torch.no_grad():
+        for step in range(num_new):
+            answer.append(int(token))
+            position = torch.tensor([num_tokens + step])
+            output = network(
+                token.view(1, 1), past_key_values=cache, position_ids=position[None], cache_position=position
+            )
+            token = output.logits[0, -1].argmax()
+    assert tuple(answer[: len(expected)]) == expected
+    assert len(expected) == num_new or answer[len(expected)] == model.tokenizer.eos_token_id
+
+
+def test_a_ratio_of_nothing_evicts_nothing(tiny_model_folder, draw_tokens):
+    folder = tiny_model_folder("llama")
+    model = load_model(str(folder), dtype="float32")
+    (keys, _), *_ = _pressed(_network(folder), PolicyPress(policy=_policy(model)), draw_tokens(1, NUM_TOKENS))
+    assert keys.shape[2] == NUM_TOKENS
+
+
+def test_another_model_is_refused_before_anything_is_run(tiny_model_folder, draw_tokens, fails_in_one_line):
+    model = load_model(str(tiny_model_folder("llama")), dtype="float32")
+    other = _network(tiny_model_folder("llama", rms_norm_eps=1e-4))
+    press = PolicyPress(compression_ratio=0.5, policy=_policy(model))
+    message = fails_in_one_line(_pressed, other, press, draw_tokens(1, NUM_TOKENS))
+    assert f"trained for model {model.digest[:16]}" in message
+    renamed = _network(tiny_model_folder("llama"))
+    renamed.name_or_path = renamed.config._name_or_path = "somebody's model"
+    assert "pass model_digest" in fails_in_one_line(_pressed, renamed, press, draw_tokens(1, NUM_TOKENS))
+    told = dataclasses.replace(press, model_digest=model.digest)
+    assert _pressed(renamed, told, draw_tokens(1, NUM_TOKENS))[0][0].shape[2] == NUM_TOKENS // 2
+    shallow = _network(tiny_model_folder("llama", num_hidden_layers=2))
+    assert "num_layers=2" in fails_in_one_line(_pressed, shallow, told, draw_tokens(1, NUM_TOKENS))
+
+
+@pytest.mark.parametrize(("num_tokens", "ratio"), [(NUM_TOKENS, 0.9), (19, 0.1)])
+def test_fewer_tokens_than_are_always_kept_are_refused(
+    tiny_model_folder, draw_tokens, fails_in_one_line, num_tokens, ratio
+):
+    folder = tiny_model_folder("llama")
+    press = PolicyPress(compression_ratio=ratio, policy=_policy(load_model(str(folder), dtype="float32")))
+    assert "expected from 20" in fails_in_one_line(_pressed, _network(folder), press, draw_tokens(1, num_tokens))
+
+
+def test_parts_of_a_prompt_are_refused(tiny_model_folder, draw_tokens, fails_in_one_line):
+    folder = tiny_model_folder("llama")
+    press = PolicyPress(compression_ratio=0.5, policy=_policy(load_model(str(folder), dtype="float32")))
+    chunked = ChunkPress(press=press, chunk_length=45)
+    assert "ranks whole prompts" in fails_in_one_line(_pressed, _network(folder), chunked, draw_tokens(1, NUM_TOKENS))
+
+
+def test_it_works_in_the_pipeline_of_kvpress(tiny_model_folder):
+    folder = tiny_model_folder("llama")
+    model = load_model(str(folder), dtype="float32")
+    press = PolicyPress(compression_ratio=0.5, policy=_policy(model))
+    ask = pipeline("kv-press-text-generation", model=_network(folder), tokenizer=model.tokenizer)
+    cache = DynamicCache()
+    answer = ask("The pass key is 4821. " * 4, question="Which is it?", press=press, cache=cache, max_new_tokens=4)
+    assert isinstance(answer["answer"], str)
+    assert cache.get_seq_length() < 80

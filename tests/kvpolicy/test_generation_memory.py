@@ -1,0 +1,96 @@
+"""Memory of caches while an answer is decoded, counted over every tensor that is alive, whoever holds it."""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+
+from kvpolicy import generation
+from kvpolicy.generation import compressed_generate
+from kvpolicy.models.loading import load_model
+from kvpolicy.policies.agent import AgentConfig, BatchedAgents
+from kvpolicy.policies.policy_set import PolicySet
+from kvpolicy.prompts import encode_message
+
+TEXT = "What is kept of a text is decided by what later words will want to know of it, and not by how it sounds. "
+NUM_NEW = 8
+
+
+def _policy(model):
+    spec = model.spec
+    agents = BatchedAgents(
+        AgentConfig(width=8, position_dim=8),
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        generator=torch.Generator().manual_seed(0),
+    ).requires_grad_(False)
+    return PolicySet(agents=agents, spec=spec, model_digest=model.digest, training={})
+
+
+def _living_bytes():
+    """Of all tensors that the garbage collector knows, each storage once."""
+    gc.collect()
+    storages = [thing.untyped_storage() for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.fixture
+def bytes_while_decoding(monkeypatch):
+    """Answers, and returns what is alive at the first and at the last token beyond what was before."""
+
+    def run(model, policy, prompts, **options):
+        seen = []
+        decode = generation.decode_greedily
+
+        def watched(model, cache, *args, **kwargs):
+            seen.append(_living_bytes() - before)
+            answers = decode(model, cache, *args, **kwargs)
+            seen.append(_living_bytes() - before)
+            return answers
+
+        before = _living_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "decode_greedily", watched)
+            answers = compressed_generate(model, policy, prompts, max_new_tokens=NUM_NEW, **options)
+        return answers, seen
+
+    return run
+
+
+def _entry_bytes(model):
+    """A key and a value in every head, and the position of the entry."""
+    itemsize = torch.finfo(model.dtype).bits // 8
+    return model.spec.num_heads * (2 * model.spec.head_dim * itemsize + 8)
+
+
+def _check(model, bytes_while_decoding, prompts, budget, slack_bytes):
+    policy = _policy(model)
+    for kept in (None, budget):
+        answers, seen = bytes_while_decoding(model, policy, prompts, budget=kept)
+        slots = len(prompts) * (max(answer.num_kept_tokens for answer in answers) + NUM_NEW)
+        for found in seen:
+            assert abs(found - slots * _entry_bytes(model)) < slack_bytes
+    full = compressed_generate(model, policy, prompts, budget=None, max_new_tokens=1)
+    compacted = compressed_generate(model, policy, prompts, budget=budget, max_new_tokens=1)
+    for more, less in zip(full, compacted, strict=True):
+        assert more.num_kept_tokens == more.num_prompt_tokens
+        assert more.cache_bytes / less.cache_bytes == more.num_prompt_tokens / budget
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_what_is_evicted_is_no_longer_in_memory(tiny_model, bytes_while_decoding, num_prompts):
+    model = dataclasses.replace(tiny_model("llama"), digest="0" * 64)
+    prompts = [TEXT * repeats for repeats in (3, 1, 2)[:num_prompts]]
+    _check(model, bytes_while_decoding, prompts, budget=24, slack_bytes=20_000)
+
+
+@pytest.mark.slow
+def test_six_thousand_tokens_of_the_embedded_model_take_the_memory_of_the_budget(
+    embedded_model_folder, bytes_while_decoding
+):
+    model = load_model(str(embedded_model_folder))
+    per_text = len(encode_message(TEXT * 2, model.tokenizer)) - len(encode_message(TEXT, model.tokenizer))
+    prompt = TEXT * (6 * 1024 // per_text)
+    assert 6000 < len(encode_message(prompt, model.tokenizer)) < 6200
+    _check(model, bytes_while_decoding, [prompt], budget=512, slack_bytes=2 * 2**20)
