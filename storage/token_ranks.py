@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONTEXTS, RANKINGS = "contexts.parquet", "rankings.parquet"
 _DIGEST = "content_sha256"
 _NAME = ("sample_id", "benchmark", "task", "setting")
+_REPEATED = ["ranks.list.element", "kept.list.element", "pieces.list.element"]
 _COLUMNS = {
     CONTEXTS: (*_NAME, "budgets", "num_heads", "num_tokens", "pieces", "importance"),
     RANKINGS: (*_NAME, "method", "seed", "ranks", "kept"),
@@ -253,7 +254,9 @@ def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> N
     draft, schema = path.with_name(f".{path.name}-{uuid.uuid4().hex}"), _schema(path.name, digest)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+        # Ranks repeat, so that a dictionary makes them short; shares of attention do not, but their bytes do.
+        encoding = {"use_dictionary": _REPEATED, "use_byte_stream_split": ["importance.list.element"]}
+        with pq.ParquetWriter(draft, schema, compression="zstd", **encoding) as writer:
             for rows in groups:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
         draft.replace(path)

@@ -17,6 +17,8 @@ def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
         Nothing: there is none in the home.
     """
     evaluations = records.evaluations()
+    if not evaluations and records.policy_sets_with_pairs():
+        raise Nothing("This home has policies and no evaluation yet.", "kvp evaluate")
     if not evaluations:
         raise Nothing("This home has no evaluation yet.", "kvp run --preset smoke")
     asked = next((e for e in evaluations if e.id == selection.text("evaluation")), None)

@@ -334,6 +334,14 @@ def test_an_empty_home_says_what_to_run(tmp_path: Path, name):
     assert re.search(r"This makes it: <code>kvp (run|train|evaluate)", text)
 
 
+def test_a_home_that_is_half_done_says_how_to_go_on(tmp_path: Path):
+    home = Home.open(tmp_path / "home")
+    record(Catalog(home), "train", {}, {"policy": POLICIES[0]})
+    text = page(client_of(home), "/curves")
+    assert "policies and no evaluation yet" in text
+    assert "<code>kvp evaluate</code>" in text
+
+
 @pytest.mark.parametrize("table", ["runs", "curves"])
 def test_a_damaged_table_is_a_message_on_the_page(tmp_path: Path, table):
     home = Home.open(tmp_path / "home")

@@ -23,11 +23,13 @@ function draw() {
 }
 
 // A choice is a name of this page's, or "page:name" of another one's.
-function choose(choice, value) {
+async function choose(choice, value) {
   const [page, name] = choice.includes(":") ? choice.split(":") : [null, choice];
   const url = page ? new URL(`/${page}`, location.href) : new URL(location.href);
   url.searchParams.set(name, value);
-  show(url);
+  await show(url);
+  const detail = document.getElementById("detail");
+  if (detail) detail.scrollIntoView({ block: "nearest" });
 }
 
 // The drawing of a lineage: a click on a node goes where the page says.
