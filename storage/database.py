@@ -26,9 +26,13 @@ def require_sqlite(path: Path) -> None:
     if locked := [place for place in (path, path.parent) if not os.access(place, os.W_OK)]:
         raise StorageError(f"the database {path} is read-only: make {locked[0]} writable, or use another --home")
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0.5)
+        ) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master")
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            return  # someone is writing
         raise StorageError(
             f"the database {path} cannot be read ({one_line(error)}): restore it, or move it away for a new one"
         ) from error

@@ -7,10 +7,12 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from storage.database import require_sqlite
 from storage.errors import StorageError
 from storage.home import Home
 from storage.tracking import Tracking
@@ -117,6 +119,16 @@ def test_what_is_no_database_is_one_line_at_once(home: Home) -> None:
     started = time.monotonic()
     assert f"{home.mlflow_db} cannot be read" in refused(home)
     assert time.monotonic() - started < 20  # MLflow itself tries for 100 s
+
+
+def test_a_database_that_is_being_written_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "busy.db"
+    require_sqlite(path)  # not there yet
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+        require_sqlite(path)
+        connection.execute("BEGIN EXCLUSIVE")
+        require_sqlite(path)
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", ""])
