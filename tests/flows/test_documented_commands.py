@@ -26,6 +26,7 @@ ELSEWHERE = {
     "kvp down": ("tests/flows/test_services.py", '"down"'),
     "kvp status": ("tests/flows/test_services.py", '"status"'),
     "kvp dashboard": ("tests/flows/test_dashboard_browser.py", '"dashboard"'),
+    "kvp generate": ("tests/flows/test_generate_command.py", "documented_commands()"),
     "kvp openlineage --send": ("tests/flows/test_lineage_commands.py", '"--send"'),
     "kvp run --tasks dialogue --data oasst2=hub:": ("tests/kvpolicy/benchmarks/test_sources.py", "hub:"),
     "kvp run --model owner/name@revision": ("tests/kvpolicy/models/test_reference.py", "@"),

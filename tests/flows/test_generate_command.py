@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from documented import documented_commands
 from outcomes import assert_refused, policy_of_home
 
 from kvpolicy import compressed_generate, load_model, load_policy
@@ -15,6 +16,8 @@ BUDGET, NUM_NEW = 40, 6
 OPTIONS = ("--budget", str(BUDGET), "--max-new-tokens", str(NUM_NEW), "--dtype", "float32")
 LONG = "The pass key is 4821. Remember it, for somebody will ask. " * 5
 SHORT = "What is it?"
+
+DOCUMENTED = [command for command in documented_commands() if command.words[:2] == ("kvp", "generate")]
 
 
 @pytest.fixture
@@ -132,6 +135,19 @@ def test_chunks_and_evictions_while_answering_reach_the_library(generate, small_
     expected = [answer.text for answer in expected_answers(small_run, **options)]
     document = json.loads(generate("--chunk-tokens", "30", "--evict-every", "2", "--json").stdout)
     assert [answer["compacted"]["text"] for answer in document["answers"]] == expected
+
+
+@pytest.mark.parametrize("command", DOCUMENTED, ids=lambda command: f"{command.page} {' '.join(command.words)}"[:90])
+def test_a_documented_command_answers(kvp_here, small_run, tmp_path, monkeypatch, command):
+    # As a reader types it, with the small run's model and its policy set in the place of the reader's.
+    monkeypatch.chdir(tmp_path)
+    for name in ("README.md", "question.txt"):
+        (tmp_path / name).write_text(LONG)
+    policy = policy_of_home(small_run.home)
+    words = [policy if word == "policy_set-3f2a9c" else word for word in command.words[1:]]
+    said = kvp_here(*words, "--model", model_folder(small_run), home=small_run.home)
+    assert said.code == 0, said.stderr
+    assert said.stdout
 
 
 @pytest.mark.parametrize(

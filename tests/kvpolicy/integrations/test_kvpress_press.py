@@ -1,6 +1,9 @@
 """The press on real caches of transformers, through kvpress' own hooks: it keeps what our own ranking keeps."""
 
 import dataclasses
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from kvpolicy.ranking import kept_positions
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral")  # those that kvpress knows
 NUM_TOKENS = 90
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _network(folder):
@@ -165,3 +169,13 @@ def test_it_works_in_the_pipeline_of_kvpress(tiny_model_folder):
     answer = ask("The pass key is 4821. " * 4, question="Which is it?", press=press, cache=cache, max_new_tokens=4)
     assert isinstance(answer["answer"], str)
     assert cache.get_seq_length() < 80
+
+
+def test_the_example_of_the_page_runs(tiny_model_folder, tmp_path, monkeypatch, capsys):
+    shutil.copytree(tiny_model_folder("llama"), tmp_path / "my-model")
+    _policy(load_model(str(tmp_path / "my-model"), dtype="float32")).save(tmp_path / "my-policy")
+    monkeypatch.chdir(tmp_path)
+    programs = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "using.md").read_text(), flags=re.DOTALL)
+    (program,) = (program for program in programs if "kvpress" in program)
+    exec(compile(program, "docs/using.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("\n")
