@@ -39,6 +39,7 @@ def runs_page(records: Records, find_services: Callable[[], Mapping[str, str]], 
             "champions": _champions(records),
             "timeline": _timeline(shown) if shown else None,
             "runs": _runs_table(shown, services),
+            "reasons": [_reason(run) for run in shown],
             "stages": _stage_table(runs),
             "services": _service_note(services),
             "page": page,
@@ -94,7 +95,7 @@ def _stages_by_start(runs: Sequence[Row]) -> Iterator[str]:
 
 
 def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
-    columns = ["started", "stage", "outcome", "time", "record and lineage", "elsewhere", "seed", "commit", "reason"]
+    columns = ["started", "stage", "outcome", "time", "record and lineage", "elsewhere", "seed", "commit"]
     rows: list[list[Cell]] = [
         [
             f"{run['started_at']:%Y-%m-%d %H:%M:%S}",
@@ -105,7 +106,6 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
             list(_service_links(run, services)),
             "" if run["seed"] is None else str(run["seed"]),
             f"{run['git_commit'][:8]}{'*' if run['git_dirty'] else ''}",
-            run["reason"],
         ]
         for run in runs
     ]
@@ -114,8 +114,14 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
         columns=[columns[place] for place in filled],
         rows=[[row[place] for place in filled] for row in rows],
         numeric=frozenset({3}),
-        long=frozenset({filled.index(len(columns) - 1)} if len(columns) - 1 in filled else ()),
     )
+
+
+def _reason(run: Row) -> Cell:
+    """What stands below an outcome: why a run failed, or which one it stands on or repeats."""
+    if run["reused_run_id"]:
+        return lineage_link(run["reused_run_id"], f"as {run['reused_run_id'][:10]}…")
+    return str(run["reason"])
 
 
 def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Link]:
