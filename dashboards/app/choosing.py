@@ -1,13 +1,14 @@
 """Choices that several pages begin with: which model and evaluation, benchmark and setting."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dashboards.app.content import Link, Nothing
+from dashboards.app.content import Cell, Link, Nothing
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
 from dashboards.styles import method_order, setting_label
 
-OF_EVALUATION = ("benchmark", "setting", "metric", "task", "method", "seed", "head", "sample", "budget")
+FindServices = Callable[[], Mapping[str, str]]
+"""Gives the URLs of Prefect's and MLflow's pages, as `prefect` and `mlflow`, of those that run."""
 
 
 def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
@@ -62,3 +63,10 @@ def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
 def lineage_link(any_id: str, text: str = "") -> Link:
     """A link to the lineage of an artifact or run."""
     return Link(text=text or any_id, url=f"/lineage?id={any_id}")
+
+
+def mlflow_link(services: Mapping[str, str], mlflow_run_id: str) -> Cell:
+    """A link to MLflow's page of a run, while MLflow runs; nothing for what has no run."""
+    if "mlflow" not in services or not mlflow_run_id:
+        return ""
+    return Link(text="MLflow", url=f"{services['mlflow']}/#/runs/{mlflow_run_id}")

@@ -1,18 +1,27 @@
 """Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from dashboards.app.choosing import choose_evaluation, choose_place, in_order, origin
-from dashboards.app.content import FONT, Figure, Nothing, Page, Table, log_axis, number, numbers_file
+from dashboards.app.choosing import (
+    FindServices,
+    choose_evaluation,
+    choose_place,
+    in_order,
+    lineage_link,
+    mlflow_link,
+    origin,
+)
+from dashboards.app.content import FONT, Cell, Figure, Nothing, Page, Table, log_axis, number, numbers_file
 from dashboards.app.differences import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
 from dashboards.page import draw_figure
 from dashboards.report.claims import own_methods
 from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, value_axis
-from dashboards.styles import BOUNDS, METRICS, metric_label
+from dashboards.styles import BOUNDS, METRICS, method_order, metric_label
 
 _SCALES = [("log", "logarithmic"), ("linear", "linear")]
 _WORDS = {MEAN_TASK: "mean over tasks"}
@@ -21,13 +30,19 @@ _WORDS = {MEAN_TASK: "mean over tasks"}
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
     evaluation: Evaluation
+    rows: list[Row]
     panel: Panel
     differences: dict[str, list[Difference]]
     log_budget: bool
 
 
-def curves_page(records: Records, selection: Selection) -> Page:
+def curves_page(records: Records, find_services: FindServices, selection: Selection) -> Page:
     """The page.
+
+    Args:
+        records: of the home.
+        find_services: tells whether MLflow's pages can be linked to.
+        selection: its choices.
 
     Raises:
         Nothing: there is no evaluation, or it has no curves.
@@ -69,7 +84,7 @@ def curves_page(records: Records, selection: Selection) -> Page:
             "title": "Budget curves",
             "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
             "figures": [curves, *([differences] if found else [])],
-            "tables": [_table(chosen)],
+            "tables": [_table(chosen), _origins(chosen.rows, find_services())],
             "origin": origin(chosen.evaluation),
         },
     )
@@ -121,6 +136,7 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
     (panel,), (whole,) = make_panels(drawn), make_panels(of_seeds)
     return _Chosen(
         evaluation=evaluation,
+        rows=drawn,
         panel=panel,
         differences=read_differences(
             whole, records.comparisons(evaluation), _heuristics(rows), all_seeds=len(wanted) == len(seeds)
@@ -165,5 +181,28 @@ def _table(chosen: _Chosen) -> Table:
         columns=["method", *map(str, panel.budgets)],
         rows=[[line.method, *(cell(line.method, budget) for budget in panel.budgets)] for line in panel.series],
         numeric=frozenset(range(1, len(panel.budgets) + 1)),
+        folded=True,
+    )
+
+
+def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
+    """Each curve with what it is to the lineage and to MLflow."""
+    firsts = {(row["method"], row["seed"]): row for row in reversed(rows)}
+    lines: list[list[Cell]] = [
+        [
+            method,
+            str(seed),
+            lineage_link(firsts[method, seed]["curve_id"]),
+            lineage_link(trained) if (trained := firsts[method, seed]["policy_set_id"]) else "",
+            mlflow_link(services, firsts[method, seed]["mlflow_run_id"]),
+        ]
+        for method, seed in sorted(firsts, key=lambda own: (method_order(own[0]), own[1]))
+    ]
+    columns = ["method", "seed", "curve", "made from", "MLflow"]
+    shown = len(columns) - ("mlflow" not in services)
+    return Table(
+        caption="Where each curve is from",
+        columns=columns[:shown],
+        rows=[line[:shown] for line in lines],
         folded=True,
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from urllib.parse import urlencode
 
 from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
 from dashboards.app.content import Figure, Link, Nothing, Page, Table, number
@@ -149,6 +150,7 @@ def _detail(
     return {
         "name": name,
         "close": selection.url("heads", head=None),
+        "tokens": f"/tokens?{urlencode({'model': evaluation.model_id, 'evaluation': evaluation.id, 'head': chosen})}",
         "figures": head_figures(records, evaluation, selection, name=name, head=chosen, method=method),
         "facts": Table(
             columns=["policy set", "held-out cost", "Zipf slope", "effective tokens", "rank deviation"],

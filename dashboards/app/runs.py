@@ -1,8 +1,8 @@
 """Page: runs with their stages, times and outcomes, and who is champion of each model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dashboards.app.choosing import lineage_link
+from dashboards.app.choosing import FindServices, lineage_link, mlflow_link
 from dashboards.app.content import Cell, Figure, Link, Nothing, Page, Table, new_drawing, number
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
@@ -13,8 +13,13 @@ _ALL = ("", "all")
 _COLOURS = {"completed": "#2e8b57", "failed": "#c62828", "skipped": "#9aa5b1", "repeated": "#7a6fbe"}
 
 
-def runs_page(records: Records, find_services: Callable[[], Mapping[str, str]], selection: Selection) -> Page:
+def runs_page(records: Records, find_services: FindServices, selection: Selection) -> Page:
     """The page.
+
+    Args:
+        records: of the home.
+        find_services: tells which other pages runs can link to.
+        selection: its choices.
 
     Raises:
         Nothing: nothing has run yet.
@@ -37,6 +42,7 @@ def runs_page(records: Records, find_services: Callable[[], Mapping[str, str]], 
             "title": "Runs",
             "lead": f"{len(runs):,} runs, newest first. Times are in UTC.",
             "champions": _champions(records),
+            "decisions": _decisions(records),
             "timeline": _timeline(shown) if shown else None,
             "runs": _runs_table(shown, services),
             "reasons": [_reason(run) for run in shown],
@@ -124,13 +130,13 @@ def _reason(run: Row) -> Cell:
     return str(run["reason"])
 
 
-def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Link]:
+def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Cell]:
     if "prefect" in services:
         for kind in ("flow", "task"):
             if name := run[f"prefect_{kind}_run_id"]:
                 yield Link(text=f"Prefect {kind}", url=f"{services['prefect']}/runs/{kind}-run/{name}")
-    if "mlflow" in services and run["mlflow_run_id"]:
-        yield Link(text="MLflow", url=f"{services['mlflow']}/#/runs/{run['mlflow_run_id']}")
+    if link := mlflow_link(services, run["mlflow_run_id"]):
+        yield link
 
 
 def _service_note(services: Mapping[str, str]) -> str:
@@ -165,14 +171,13 @@ def _champions(records: Records) -> Table | None:
         name = records.models().get(digest, {}).get("name", digest[:8])
         since = next(row for row in reversed(decisions) if row["decision"] == "promoted" or row is decisions[0])
         last = decisions[-1]
-        ends = "" if last["ci_low"] is None else f" [{number(last['ci_low'])}, {number(last['ci_high'])}]"
         rows.append(
             [
                 name,
                 _policy_link(history.champion),
                 f"{since['created_at']:%Y-%m-%d %H:%M}",
                 _policy_link(history.challenger),
-                f"{number(last['difference'])}{ends}",
+                _difference(last),
                 ", ".join(filter(None, [f"{last['kind']}: {last['decision']}", last["reason"]])),
             ]
         )
@@ -182,6 +187,31 @@ def _champions(records: Records) -> Table | None:
         rows=rows,
         long=frozenset({5}),
     )
+
+
+def _decisions(records: Records) -> Table | None:
+    """Every challenger and what was decided, the newest first."""
+    rows: list[list[Cell]] = [
+        [
+            f"{row['created_at']:%Y-%m-%d %H:%M}",
+            records.models().get(row["model_digest"], {}).get("name", row["model_digest"][:8]),
+            _policy_link(row["challenger_id"]),
+            _policy_link(row["champion_before_id"]),
+            f"{row['kind']}: {row['decision']}",
+            _difference(row),
+            lineage_link(row["evaluation_id"], "evaluation") if row["evaluation_id"] else "",
+            row["reason"],
+        ]
+        for row in reversed(records.decisions())
+    ]
+    columns = ["when", "model", "challenger", "champion then", "decision", "KL difference", "judged by", "why"]
+    return Table(caption="Challengers", columns=columns, rows=rows, long=frozenset({7}), folded=True) if rows else None
+
+
+def _difference(decision: Row) -> str:
+    """Challenger minus champion, with its interval."""
+    ends = f" [{number(decision['ci_low'])}, {number(decision['ci_high'])}]"
+    return number(decision["difference"]) + ("" if decision["ci_low"] is None else ends)
 
 
 def _policy_link(policy_set_id: str) -> Cell:

@@ -24,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboards.app.choosing import FindServices
 from dashboards.app.content import Nothing, Page
 from dashboards.app.curves import curves_file, curves_page
 from dashboards.app.heads import heads_page
@@ -38,8 +39,6 @@ from storage.errors import StorageError, one_line
 from storage.home import Home
 
 HOST = "127.0.0.1"
-FindServices = Callable[[], Mapping[str, str]]
-"""Gives the URLs of Prefect's and MLflow's pages, as `prefect` and `mlflow`, of those that run."""
 _STATIC = Path(__file__).parent / "static"
 _POLICY = (  # scripts and data from here only; plotly sets styles, and makes images of figures
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
@@ -56,7 +55,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
     """
     records = Records(home)
     pages: Mapping[str, Callable[[Selection], Page]] = {
-        "curves": functools.partial(curves_page, records),
+        "curves": functools.partial(curves_page, records, find_services),
         "heads": functools.partial(heads_page, records),
         "tokens": functools.partial(tokens_page, records),
         "similarity": functools.partial(similarity_page, records),

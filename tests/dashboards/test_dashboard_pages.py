@@ -241,8 +241,16 @@ def test_runs_are_listed_with_what_became_of_them(made, client):
     assert runs["train tiny, exact, seed 0"] in text
     assert runs["evaluate"] not in text.split('id="runs"')[1].split("</section>")[0]
     assert PREFECT not in text
-    with_services = page(client_of(home, prefect=PREFECT, mlflow=MLFLOW), "/runs?stage=evaluate")
-    assert re.search(rf"{MLFLOW}/#/runs/[0-9a-f]{{32}}", with_services)
+    running = client_of(home, prefect=PREFECT, mlflow=MLFLOW)
+    assert re.search(rf"{MLFLOW}/#/runs/[0-9a-f]{{32}}", page(running, "/runs?stage=evaluate"))
+    assert page(running, f"/curves?{OF_PLANTED}").count(f'href="{MLFLOW}/#/runs/') == 6  # kvp has two seeds
+
+
+def test_every_curve_leads_to_its_lineage(client):
+    text = page(client, f"/curves?{OF_PLANTED}&method=kvp").split("Where each curve is from")[1]
+    links = re.findall(r'href="(/lineage\?id=curve-\w+)"', text)
+    assert len(links) == 2
+    assert "What led to and came from curve ruler kvp 0" in page(client, links[0])
 
 
 def test_failed_runs_and_champions_are_shown(tmp_path: Path):
@@ -276,7 +284,7 @@ def test_failed_runs_and_champions_are_shown(tmp_path: Path):
     text = page(client_of(home), "/runs")
     assert '<span class="tag failed">failed</span>' in text
     assert "&lt;i&gt;no room&lt;/i&gt;" in text
-    assert "-0.25 [-0.3, -0.2]" in text
+    assert text.count("-0.25 [-0.3, -0.2]") == 2  # the champion's last decision, and the challenger's
     assert "better by more than its interval" in text
 
 
