@@ -19,6 +19,8 @@ from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}  # a window is refused where a sample is longer than it
+# Without them transformers before 5.4 makes an empty tokenizer up.
+_TOKENIZER_FILES = ("tokenizer.*", "vocab.*", "tekken.json", "*.model", "*.tiktoken")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -138,6 +140,8 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         spec = read_spec(config)
+        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+            raise InputError("its tokenizer cannot be loaded: none is in the folder; save it beside the weights")
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         network, loading = AutoModelForCausalLM.from_pretrained(
             folder,

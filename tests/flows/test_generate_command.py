@@ -155,7 +155,7 @@ def test_a_documented_command_answers(kvp_here, small_run, tmp_path, monkeypatch
     [
         (("--policy", "no/such/folder"), ("no/such/folder",)),
         (("--policy", "feedface"), ("feedface",)),
-        (("--policy", "models:/nothing/1"), ("nothing 1",)),
+        (("--policy", "models:/nothing/1"), ("models:/nothing/1",)),
         (("--policy", "models:/nothing"), ("models:/nothing",)),
         (("--budget", "19"), ("budget: 19", "expected from 20")),
         (("--max-new-tokens", "0"), ("max_new_tokens is 0",)),
