@@ -1,7 +1,8 @@
 """Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -14,6 +15,7 @@ from dashboards.app.choosing import (
     mlflow_link,
     origin,
 )
+from dashboards.app.comparing import CompareScores, ComparisonQuestion
 from dashboards.app.content import FONT, Cell, Figure, Nothing, Page, Table, log_axis, number, numbers_file
 from dashboards.app.differences import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
@@ -36,18 +38,19 @@ class _Chosen:
     log_budget: bool
 
 
-def curves_page(records: Records, find_services: FindServices, selection: Selection) -> Page:
+def curves_page(records: Records, compare: CompareScores, find_services: FindServices, selection: Selection) -> Page:
     """The page.
 
     Args:
         records: of the home.
+        compare: compares methods where the catalog has no comparisons: within single tasks, and of some seeds.
         find_services: tells whether MLflow's pages can be linked to.
         selection: its choices.
 
     Raises:
         Nothing: there is no evaluation, or it has no curves.
     """
-    chosen = _choose(records, selection)
+    chosen = _choose(records, compare, selection)
     kept, full_note = split_full(chosen.panel)
     where = f"{kept.benchmark}, {kept.setting.replace('_', '-')}, {_WORDS.get(kept.task, kept.task)}"
     title = f"{_short(kept.metric)}: {where}"
@@ -73,8 +76,7 @@ def curves_page(records: Records, find_services: FindServices, selection: Select
         + (
             "bands: intervals of paired differences, over samples and seeds"
             if paired
-            else "differences of means, without intervals: the catalog has paired ones for the mean over tasks and all "
-            "seeds"
+            else "differences of means, without intervals, since the samples' scores are not in the catalog"
         ),
         csv_url=selection.url("curves.csv"),
     )
@@ -90,9 +92,9 @@ def curves_page(records: Records, find_services: FindServices, selection: Select
     )
 
 
-def curves_file(records: Records, selection: Selection) -> str:
+def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
     """The numbers of the page as a CSV file."""
-    chosen = _choose(records, selection)
+    chosen = _choose(records, compare, selection)
     differences = {(method, entry.budget): entry for method, own in chosen.differences.items() for entry in own}
     panel, rows = chosen.panel, []
     for line in panel.series:
@@ -111,7 +113,7 @@ def curves_file(records: Records, selection: Selection) -> str:
     return numbers_file(columns, rows)
 
 
-def _choose(records: Records, selection: Selection) -> _Chosen:
+def _choose(records: Records, compare: CompareScores, selection: Selection) -> _Chosen:
     evaluation = choose_evaluation(records, selection)
     rows = records.curves(evaluation)
     if not rows:
@@ -129,19 +131,36 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
     methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
     seeds = sorted({row["seed"] for row in rows})
     wanted = selection.several("seed", "Seeds", [(str(seed), str(seed)) for seed in seeds])
-    # Methods that do not depend on a seed have one, which is no choice between seeds.
-    single = {name for name in methods if len({row["seed"] for row in rows if row["method"] == name}) == 1}
-    of_seeds = [row for row in rows if str(row["seed"]) in wanted or row["method"] in single]
+    # A method of a single seed does not depend on it, so that there is no choice.
+    all_seeds: dict[str, set[int]] = {}
+    for row in rows:
+        all_seeds.setdefault(row["method"], set()).add(row["seed"])
+    of_seeds = [row for row in rows if str(row["seed"]) in wanted or len(all_seeds[row["method"]]) == 1]
     drawn = [row for row in of_seeds if row["method"] in methods]
+    if not drawn:
+        raise Nothing(f"None of the chosen methods has seed {', '.join(wanted)}.", "")
     (panel,), (whole,) = make_panels(drawn), make_panels(of_seeds)
+    if task == MEAN_TASK and len(of_seeds) == len(rows):
+        comparisons: Sequence[Mapping[str, Any]] = records.comparisons(evaluation)
+    else:
+        comparisons = records.compared(_question(evaluation, whole, of_seeds), compare)
     return _Chosen(
         evaluation=evaluation,
         rows=drawn,
         panel=panel,
-        differences=read_differences(
-            whole, records.comparisons(evaluation), _heuristics(rows), all_seeds=len(wanted) == len(seeds)
-        ),
+        differences=read_differences(whole, comparisons, _heuristics(rows)),
         log_budget=scale == "log",
+    )
+
+
+def _question(evaluation: Evaluation, panel: Panel, rows: Sequence[Row]) -> ComparisonQuestion:
+    return ComparisonQuestion(
+        run_id=evaluation.run_id,
+        benchmark=panel.benchmark,
+        setting=panel.setting,
+        metric=panel.metric,
+        task=panel.task,
+        seeds=tuple(sorted({(row["method"], row["seed"]) for row in rows})),
     )
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards.app.content import new_drawing
-from dashboards.app.records import Row
 from dashboards.page import budget_axis, transparent
-from dashboards.series import MEAN_TASK, Panel
+from dashboards.series import Panel
 from dashboards.styles import BOUNDS, LOWER_IS_BETTER, style_of
 
 
@@ -32,33 +32,27 @@ class Difference:
 
 
 def read_differences(
-    panel: Panel, comparisons: Iterable[Row], heuristics: Sequence[str], *, all_seeds: bool
+    panel: Panel, comparisons: Iterable[Mapping[str, Any]], heuristics: Sequence[str]
 ) -> dict[str, list[Difference]]:
     """Differences of every method of a panel, by ascending budget.
 
-    The catalog has paired differences with intervals for the mean over tasks and all seeds. For anything else the
-    difference of the two means is given, without an interval.
+    Where there are no paired comparisons, the differences of the two means are given, without intervals.
 
     Args:
         panel: the curves.
-        comparisons: rows of the table `comparisons` of the same evaluation.
+        comparisons: rows of the table `comparisons`, or like them, that are of the panel's task and seeds.
         heuristics: methods that are made from nothing that was trained.
-        all_seeds: whether the curves are of all seeds.
     """
-    shown = [line.method for line in panel.series]
-    if panel.task == MEAN_TASK and all_seeds:
-        wanted = (panel.benchmark, panel.setting, panel.metric)
-        rows = [
-            row
-            for row in comparisons
-            if row["is_best_baseline"] and (row["benchmark"], row["setting"], row["metric"]) == wanted
-        ]
-        if rows:
-            return _paired(rows, shown)
-    return _of_means(panel, heuristics)
+    wanted = (panel.benchmark, panel.setting, panel.metric)
+    rows = [
+        row
+        for row in comparisons
+        if row["is_best_baseline"] and (row["benchmark"], row["setting"], row["metric"]) == wanted
+    ]
+    return _paired(rows, [line.method for line in panel.series]) if rows else _of_means(panel, heuristics)
 
 
-def _paired(rows: Sequence[Row], shown: Sequence[str]) -> dict[str, list[Difference]]:
+def _paired(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str, list[Difference]]:
     best = {row["budget"]: row["other"] for row in rows}
     found: dict[str, list[Difference]] = {}
     for row in sorted(rows, key=lambda row: row["budget"]):

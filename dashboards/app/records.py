@@ -9,11 +9,12 @@ import datetime as dt
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dashboards.app.comparing import CompareScores, ComparisonQuestion
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.tables import quote
@@ -151,6 +152,10 @@ class Records:
     def comparisons(self, evaluation: Evaluation) -> list[Row]:
         """Its paired differences between methods, mean over tasks."""
         return self._of_run("comparisons", evaluation.run_id, _COMPARISON)
+
+    def compared(self, question: ComparisonQuestion, compare: CompareScores) -> Sequence[Mapping[str, Any]]:
+        """What a comparison of samples' scores gives, made once."""
+        return self._once(("compared", question), lambda: compare(question))
 
     def head_costs(self, evaluation: Evaluation) -> list[Row]:
         """What each method's ranking costs each head."""

@@ -101,16 +101,16 @@ def rows_of(values: dict[str, float], metric: str) -> list[dict]:
 def test_without_paired_differences_the_best_heuristic_is_found_among_the_means(metric, baseline):
     values = {"kvp": 0.3, "h2o": 0.2, "snapkv": 0.6, "judgeq": 0.1, "oracle": 0.0}
     (panel,) = make_panels(rows_of(values, metric))
-    found = read_differences(panel, [], ["h2o", "snapkv"], all_seeds=True)
+    found = read_differences(panel, [], ["h2o", "snapkv"])
     assert set(found) == set(values)
     for name, (entry,) in found.items():
         assert entry.baseline == baseline
         assert entry.value == pytest.approx(values[name] - values[baseline])
         assert entry.low is None
-    assert read_differences(panel, [], [], all_seeds=True) == {}
+    assert read_differences(panel, [], []) == {}
 
 
-def test_paired_differences_are_for_all_seeds_and_the_mean_over_tasks_only():
+def test_paired_differences_to_the_best_baseline_come_with_their_intervals():
     (panel,) = make_panels(rows_of({"kvp": 0.3, "h2o": 0.2}, "kl"))
     paired = {
         "benchmark": "ruler",
@@ -125,11 +125,10 @@ def test_paired_differences_are_for_all_seeds_and_the_mean_over_tasks_only():
         "is_best_baseline": True,
     }
     unrelated = paired | {"other": "snapkv", "is_best_baseline": False, "difference": 9.0}
-    found = read_differences(panel, [unrelated, paired], ["h2o"], all_seeds=True)
+    of_another_metric = paired | {"metric": "kl_answer", "difference": 9.0}
+    found = read_differences(panel, [unrelated, paired, of_another_metric], ["h2o"])
     assert [(entry.value, entry.low, entry.high) for entry in found["kvp"]] == [(0.12, 0.1, 0.2)]
     assert [entry.value for entry in found["h2o"]] == [0.0]  # the baseline itself
-    (some,) = read_differences(panel, [paired], ["h2o"], all_seeds=False)["kvp"]
-    assert (some.value, some.low) == (pytest.approx(0.1), None)
 
 
 def test_heads_that_rank_alike_are_neighbours_in_the_tree():

@@ -1,5 +1,7 @@
 """`kvp dashboard` on the command line: what it refuses is one line. Its pages have tests of their own."""
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -7,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from processes import Finished
+from starlette.testclient import TestClient
 
-from dashboards.app.server import open_port
-from flows.dashboard_commands import running_services
+from dashboards.app.comparing import ComparisonQuestion
+from dashboards.app.server import make_app, open_port
+from flows.dashboard_commands import compare_scores, running_services
 from flows.service_process import MLFLOW, SERVER, start, stop
 from storage.home import FORMAT_VERSION, Home
+from tests.dashboards.report_home import FIDELITY, make_home
 
 Command = Callable[..., Finished]
 
@@ -73,3 +78,38 @@ def test_services_count_while_they_run(tmp_path: Path):
     for service in started:
         stop(home, service)
     assert running_services(home) == {}
+
+
+def test_a_single_task_and_some_seeds_are_compared_by_the_scores_of_samples(tmp_path: Path):
+    home = Home.open(tmp_path / "home")
+    make_home(home)
+    app = make_app(home, compare=lambda question: compare_scores(home, question))
+    client = TestClient(app, base_url="http://127.0.0.1")
+    asked = "/curves.csv?metric=kl&method=kvp"
+    for choice, shift in (("task=vt", 0.0), ("task=mean&seed=1", 0.02), ("task=vt&seed=0", -0.02)):
+        rows = list(csv.DictReader(io.StringIO(client.get(f"{asked}&{choice}").text)))
+        assert [row["best_heuristic"] for row in rows] == ["snapkv", "h2o", "snapkv"]
+        for row, own, best in zip(rows, FIDELITY["kvp"], (0.30, 0.21, 0.10), strict=True):
+            assert float(row["difference"]) == pytest.approx(own * (1 + shift) - best)
+            if "seed" in choice:  # all samples of a task have its planted mean, so that seeds alone differ
+                assert float(row["difference_low"]) == pytest.approx(float(row["difference"]))
+            else:
+                assert float(row["difference_low"]) < float(row["difference"]) < float(row["difference_high"])
+    page = client.get("/curves?task=vt").text
+    assert "bands: intervals of paired differences" in page
+    assert "None of the chosen methods has seed" not in page
+
+
+def test_lost_scores_leave_the_differences_of_means(tmp_path: Path):
+    home = Home.open(tmp_path / "home")
+    runs = make_home(home)
+    seeds = (("kvp", 0), ("snapkv", 0))
+    question = ComparisonQuestion(
+        run_id=runs["evaluate"],
+        benchmark="ruler",
+        setting="query_agnostic",
+        metric="string_match",
+        task="vt",
+        seeds=seeds,
+    )
+    assert compare_scores(home, question) == []
