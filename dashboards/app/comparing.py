@@ -30,7 +30,7 @@ class ComparisonQuestion:
 
 
 CompareScores = Callable[[ComparisonQuestion], Sequence[Mapping[str, Any]]]
-"""Compares all methods by the scores of samples: rows like those of the table `comparisons`, none if scores are lost."""
+"""Compares methods by the scores of samples: rows like those of the table `comparisons`, none if scores are lost."""
 
 
 def compare_nothing(question: ComparisonQuestion) -> Sequence[Mapping[str, Any]]:
