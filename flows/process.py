@@ -56,6 +56,7 @@ def point_prefect_at(home: Path) -> None:
     """Keep Prefect's state under the home, unless a server is configured. Call it before Prefect is imported."""
     # A server still gets the logs, with tracebacks; on a terminal an error is one line.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
     if "PREFECT_API_URL" in os.environ:
         return
     os.environ["PREFECT_HOME"] = str(home / "prefect")

@@ -30,6 +30,7 @@ from storage.home import Home, exclusive
 SERVER_LOCK = "prefect-server"
 HEARTBEAT_S = "30"  # Prefect sends none more often
 _DATABASE_VARIABLES = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+_RETRIES = "2"  # this server does not come back; by default every call that is left would wait a minute for it
 _STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 20.0
@@ -84,8 +85,8 @@ def _started_server(home: Home) -> Iterator[Callable[[], None]]:
     log = home.prefect / "server.log"
     try:
         log.parent.mkdir(exist_ok=True)
-    except OSError as error:
         log.touch()
+    except OSError as error:
         raise StorageError(
             f"{log} cannot be written ({error.strerror}): make {log.parent} writable, or move away what is there"
         ) from error
@@ -108,7 +109,7 @@ def _started_server(home: Home) -> Iterator[Callable[[], None]]:
             starting.close()
 
         try:
-            with environment_with(PREFECT_API_URL=f"http://127.0.0.1:{port}/api"):
+            with environment_with(PREFECT_API_URL=f"http://127.0.0.1:{port}/api", PREFECT_CLIENT_MAX_RETRIES=_RETRIES):
                 yield wait
         finally:
             _stop(process)

@@ -23,7 +23,12 @@ _HOST = "127.0.0.1"
 _LOCK = "services"
 _ANSWER_TIMEOUT_S = 20.0
 # The command's own quiet, which must not become that of the services' logs.
-_OF_THE_COMMAND = ("PREFECT_API_URL", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_LEVEL")
+_OF_THE_COMMAND = (
+    "PREFECT_API_URL",
+    "PREFECT_INTERNAL_LOGGING_LEVEL",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL",
+    "PREFECT_LOGGING_LEVEL",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
