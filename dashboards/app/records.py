@@ -6,7 +6,6 @@ What a completed run wrote never changes, so it is read once; lists of runs are 
 from __future__ import annotations
 
 import datetime as dt
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from storage.token_ranks import StoredContext, list_contexts, list_rankings, rea
 
 T = TypeVar("T")
 Row = dict[str, Any]
-_REMEMBERED = 64
+_REMEMBERED = 32  # of at most some ten megabytes each: the points of an evaluation
 _CURVE = (
     "method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed",
     "policy_set_id", "curve_id", "mlflow_run_id",
@@ -32,6 +31,7 @@ _COMPARISON = (
     "is_best_baseline",
 )  # fmt: skip
 _HEAD_COST = ("benchmark", "setting", "method", "seed", "head", "head_name", "cost", "policy_set_id", "n")
+_HEAD_PAIR = ("head_a", "head_b", "spearman", "n", "run_id")  # of a thousand heads half a million
 _RUN = (
     "run_id", "stage", "outcome", "reason", "reused_run_id", "seed", "git_commit", "git_dirty", "started_at",
     "ended_at", "seconds", "prefect_flow_run_id", "prefect_task_run_id", "mlflow_run_id",
@@ -174,7 +174,8 @@ class Records:
         """Rows of `heads`, `head_curves`, `head_pairs` or `metrics` of the last training that made a policy set."""
 
         def read() -> list[Row]:
-            rows = self.catalog.rows(table, f"policy_set_id = {quote(policy_set_id)}")
+            columns = _HEAD_PAIR if table == "head_pairs" else None
+            rows = self.catalog.rows(table, f"policy_set_id = {quote(policy_set_id)}", columns)
             return [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
 
         return self._once((table, policy_set_id), read)
@@ -229,12 +230,6 @@ class Records:
             return self.catalog.rows("artifacts", where, columns)[::-1]
 
         return self._now("artifacts", read)
-
-    def parameters(self, run_id: str) -> dict[str, Any]:
-        """Parameters of a run; none if there is no such run."""
-        rows = self.catalog.rows("runs", f"run_id = {quote(run_id)}", ["parameters_json"])
-        found: dict[str, Any] = json.loads(rows[0]["parameters_json"]) if rows else {}
-        return found
 
 
 def _contexts_in(folder: Path) -> list[AnalysedContext]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import dendrogram, fcluster, linkage
+from scipy.cluster.hierarchy import dendrogram, fcluster, leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from dashboards.app.choosing import lineage_link
@@ -18,7 +18,7 @@ from dashboards.app.selection import Selection
 
 _ORDERS = [("clustered", "heads that rank alike together"), ("layers", "by layer")]
 _LEVELS = ("0.9", "0.8", "0.7", "0.6", "0.5")
-_MOST_ORDERED_WELL = 256
+_MOST_WITH_TREE = 256  # more heads are told apart neither in a tree nor by their names
 _MOST_TICKS = 45
 
 
@@ -55,7 +55,7 @@ class Correlations:
         condensed = squareform(distance.clip(min=0.0), checks=False)
         # Turning branches so that neighbours are as alike as can be takes the cube of the number of heads.
         tree: NDArray[np.float64] = linkage(
-            condensed, method="average", optimal_ordering=len(self.names) <= _MOST_ORDERED_WELL
+            condensed, method="average", optimal_ordering=len(self.names) <= _MOST_WITH_TREE
         )
         return tree
 
@@ -88,17 +88,18 @@ def similarity_page(records: Records, selection: Selection) -> Page:
         content={
             "title": "Head similarity",
             "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
-            "figures": [_matrix(found, tree, clustered=order == "clustered")],
+            "figures": [draw_matrix(found, tree, clustered=order == "clustered")],
             "tables": [_group_table(found, groups, level), _means_table(found, heads)],
             "origin": [lineage_link(policy_set)],
         },
     )
 
 
-def _matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
+def draw_matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
+    """The matrix; where heads are clustered, and few enough, the tree of their clusters stands above it."""
     size = len(found.names)
-    shape = dendrogram(tree, no_plot=True)
-    order = list(shape["leaves"]) if clustered else list(range(size))
+    order = leaves_list(tree).tolist() if clustered else list(range(size))
+    has_tree = clustered and size <= _MOST_WITH_TREE
     names = [found.names[head] for head in order]
     values = found.matrix[np.ix_(order, order)]
     step = -(-size // _MOST_TICKS)
@@ -111,22 +112,22 @@ def _matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) 
     }
     drawing = new_drawing(
         xaxis={**ticks, "tickangle": -90, "range": [-0.5, size - 0.5], "constrain": "domain"},
-        yaxis={**ticks, "range": [size - 0.5, -0.5], "domain": [0, 0.86 if clustered else 1]},
+        yaxis={**ticks, "range": [size - 0.5, -0.5], "domain": [0, 0.86 if has_tree else 1]},
         plot_bgcolor="#fff",
         showlegend=False,
     )
     drawing.add_heatmap(
-        z=[[None if np.isnan(value) else round(float(value), 4) for value in row] for row in values],
-        text=[[f"{one} and {other}" for other in names] for one in names],
-        hovertemplate="%{text}: %{z:.3f}<extra></extra>",
+        z=[[None if np.isnan(value) else round(float(value), 3) for value in row] for row in values],
+        text=[[f"{one} and {other}: " for other in names] for one in names] if size <= _MOST_WITH_TREE else None,
+        hovertemplate="%{text}%{z:.3f}<extra></extra>" if size <= _MOST_WITH_TREE else "%{z:.3f}<extra></extra>",
         colorscale=DIVERGING,
         reversescale=True,
         zmin=-1,
         zmax=1,
-        colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if clustered else 1, "y": 0, "yanchor": "bottom"},
+        colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if has_tree else 1, "y": 0, "yanchor": "bottom"},
     )
-    if clustered:
-        _add_tree(drawing, shape)
+    if has_tree:
+        _add_tree(drawing, dendrogram(tree, no_plot=True))
     off = found.matrix[~np.eye(size, dtype=bool)]
     words = f"from {number(float(np.nanmin(off)))} to {number(float(np.nanmax(off)))}"
     return Figure(
@@ -134,10 +135,10 @@ def _matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) 
         title="How alike heads rank tokens",
         drawing=drawing,
         label=f"Matrix of rank correlations between {size} heads, {words}"
-        + (", with the tree of its clusters above it." if clustered else "."),
+        + (", with the tree of its clusters above it." if has_tree else "."),
         height=720 if size > 12 else 520,
         note=f"{size} heads, pairs {words}, mean over {found.num_samples} held-out samples. "
-        + ("The tree joins heads by average linkage; its height is 1 minus the correlation." if clustered else ""),
+        + ("The tree joins heads by average linkage; its height is 1 minus the correlation." if has_tree else ""),
     )
 
 

@@ -11,7 +11,7 @@ from dashboards.app.content import log_ticks
 from dashboards.app.differences import read_differences
 from dashboards.app.kept_tokens import HeadChoice, shares_by_budget
 from dashboards.app.selection import Selection
-from dashboards.app.similarity import Correlations
+from dashboards.app.similarity import Correlations, draw_matrix
 from dashboards.series import make_panels
 from storage.token_ranks import StoredContext, StoredRanking
 from tests.dashboards.curve_points import point
@@ -145,3 +145,18 @@ def test_heads_that_rank_alike_are_neighbours_in_the_tree():
     order = leaves_list(found.tree()).tolist()
     assert {frozenset(order[place : place + 2]) for place in (0, 2, 4)} == alike
     assert np.isnan(found.matrix[0, 1])
+
+
+def test_more_heads_than_a_tree_can_show_are_still_ordered():
+    count = 300
+    pairs = [
+        {"head_a": a, "head_b": b, "spearman": 0.9 if a % 2 == b % 2 else -0.1, "n": 2}
+        for a in range(count)
+        for b in range(a + 1, count)
+    ]
+    found = Correlations.of_rows(pairs, {})
+    (matrix,) = draw_matrix(found, found.tree(), clustered=True).drawing.data
+    values = np.array(matrix.z)
+    assert values.shape == (count, count)
+    assert (values[:150, :150] > 0.8).all()
+    assert (values[:150, 150:] < 0).all()
