@@ -78,8 +78,7 @@ def module_digests(
         digests[name] = digest_bytes(source)
         waiting.extend(_parents(name))
         try:
-            with _PARSING:
-                tree = ast.parse(source)
+            tree = _parsed(source)
         except SyntaxError as error:
             raise StorageError(f"{path} is no Python: line {error.lineno}: {error.msg}") from error
         waiting.extend(_imports(tree, name, is_package=path.name == "__init__.py", roots=roots))
@@ -111,6 +110,14 @@ def _parents(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
+
+
+def _parsed(source: bytes) -> ast.Module:
+    with _PARSING:
+        try:
+            return ast.parse(source)
+        except SystemError:  # a library has parsed in another thread meanwhile
+            return ast.parse(source)
 
 
 def _imports(tree: ast.AST, name: str, *, is_package: bool, roots: Mapping[str, Path]) -> Iterator[str]:
