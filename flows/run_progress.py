@@ -53,9 +53,14 @@ class StageProgress:
             return (now - self.started_at) / self.done * (self.total - self.done)
         return None if self.part_s is None else self.part_s * (self.total - self.done)
 
+    @property
+    def was_there(self) -> bool:
+        """Whether all of it was made by an earlier run."""
+        return not self.total or (self.ended_at is not None and self.started_at is None)
+
     def note(self) -> str:
         """What its counts of parts that are done do not say."""
-        if self.ended_at is not None and self.started_at is None:
+        if self.was_there:
             return "there already"
         counts = {"running": self.running, "failed": self.failed}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -63,7 +68,7 @@ class StageProgress:
     def told(self) -> str:
         """Its counts in a few words."""
         note = self.note()
-        if self.ended_at is not None and self.started_at is None:
+        if self.was_there:
             return note
         return f"{self.done}/{self.total}" + (f" ({note})" if note else "")
 

@@ -30,6 +30,7 @@ def test_every_stage_is_told_and_the_time_that_is_left():
     stage.done, stage.running, stage.failed = 1, 2, 1
     assert view.line(40.0) == "collect there already, train 1/3 (2 running, 1 failed), evaluate 0/9; about 16 min left"
     assert view.fraction(40.0) == pytest.approx((1 + 1 / 3 + 0) / 3)
+    assert StageProgress(total=0, started_at=1.0).told() == "there already"  # its parts were, if it was not
     view.begin("judge champion", 2, 50.0)  # not foreseen
     assert view.line(50.0) == "collect there already, train 1/3 (2 running, 1 failed), evaluate there already, " + (
         "judge champion 0/2"
