@@ -295,9 +295,14 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _is_lost_connection(error: Exception) -> bool:
+def _is_lost_connection(error: BaseException | None) -> bool:
     httpx = sys.modules.get("httpx")  # Prefect's client has loaded it, or nobody has
-    return httpx is not None and isinstance(error, httpx.TransportError)
+    while httpx is not None and error is not None:
+        # Prefect raises the second of the first, which does not travel with it from a worker.
+        if isinstance(error, httpx.TransportError) or type(error).__name__ == "ConcurrencySlotAcquisitionError":
+            return True
+        error = error.__cause__
+    return False
 
 
 def _fail(message: str, *, code: int = 1) -> None:
