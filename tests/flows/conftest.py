@@ -78,21 +78,11 @@ def smoke_run(embedded_model_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def small_run(
-    prefect_api: str,
-    embedded_model_folder: Path,
-    tiny_model_folder: Callable[..., Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> PipelineRun:
-    """The same flow with every stage that there is, in this process, with a tiny random model that has the embedded
-    one's tokenizer: a few seconds.
-    """
+def small_model(
+    embedded_model_folder: Path, tiny_model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Folder of a tiny random model that has the embedded one's tokenizer."""
     from transformers import AutoTokenizer
-
-    from flows.options import Choices
-    from flows.pipeline import retrain
-    from flows.summary import summarise
-    from storage.home import Home
 
     tokenizer = AutoTokenizer.from_pretrained(embedded_model_folder)
     folder = tmp_path_factory.mktemp("small") / "tiny-llama"
@@ -100,16 +90,27 @@ def small_run(
         tiny_model_folder("llama", vocab_size=len(tokenizer), max_position_embeddings=1024, eos_token_id=2), folder
     )
     tokenizer.save_pretrained(folder)
-    home = folder.parent / "home"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(prefect_api: str, small_model: Path) -> PipelineRun:
+    """The same flow with every stage that there is, in this process, with a tiny model: a few seconds."""
+    from flows.options import Choices
+    from flows.pipeline import retrain
+    from flows.summary import summarise
+    from storage.home import Home
+
+    home = small_model.parent / "home"
     try:
         with _settings(prefect_api):
             choices = Choices(tasks=["niah_single_1"], methods=SMALL_METHODS.split(","), settings=list(SMALL_SETTINGS))
-            stages = retrain(preset="smoke", model=str(folder), home=str(home), choices=choices)
+            stages = retrain(preset="smoke", model=str(small_model), home=str(home), choices=choices)
     finally:
         logging.getLogger("kvpolicy").handlers.clear()  # it writes to what pytest takes away
     options = (part for setting in SMALL_SETTINGS for part in ("--set", setting))
     return PipelineRun(
-        options=(*SMOKE, "--methods", SMALL_METHODS, *options, "--model", str(folder)),
+        options=(*SMOKE, "--methods", SMALL_METHODS, *options, "--model", str(small_model)),
         home=home,
         finished=Finished(code=0, stdout="", stderr=""),
         document=summarise(Home.open(home), stages),

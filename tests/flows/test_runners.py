@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,6 +14,7 @@ import pytest
 from outcomes import PROGRESS, assert_refused, catalog, points_of_home, policy_of_home
 from prefect import flow
 from processes import CHECKOUT, environment, free_port, run_command, start_process, stop_process
+from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
 from flows.fan_out import run_parts
 from flows.gpu_share import gpu_share, training_bytes
@@ -110,22 +110,10 @@ def local_home(kvp, options, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(tmp_path_factory) -> Iterator[str]:
-    """Address of a Ray cluster of two nodes, each with room for one part."""
-    program = [sys.executable, str(CHECKOUT / "tests/flows/ray_cluster.py"), os.environ["OMP_NUM_THREADS"]]
-    with (tmp_path_factory.mktemp("ray") / "log").open("w") as log:
-        process = subprocess.Popen(
-            program,
-            env=environment(),
-            cwd=CHECKOUT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        with process:
-            yield process.stdout.readline().strip()
-            process.stdin.close()
+def two_nodes(tmp_path_factory) -> Iterator[RayCluster]:
+    """A Ray cluster of two nodes, each with room for one part."""
+    with ray_cluster(tmp_path_factory.mktemp("ray")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +138,9 @@ def dask_cluster(tmp_path_factory) -> Iterator[Callable[..., str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("runner", ["processes", "ray", "dask"])
-def test_every_runner_comes_to_the_same_bytes(kvp, options, local_home, ray_cluster, tmp_path, runner):
-    given = {"ray": ("--runner-address", ray_cluster)}.get(runner, ("--runner-workers", "2"))
-    variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # that cluster is on loopback only
-    finished = kvp("run", *options, "--runner", runner, *given, home=tmp_path, timeout_s=420, **variables)
+def test_every_runner_comes_to_the_same_bytes(kvp, options, local_home, two_nodes, tmp_path, runner):
+    given = {"ray": ("--runner-address", two_nodes.address)}.get(runner, ("--runner-workers", "2"))
+    finished = kvp("run", *options, "--runner", runner, *given, home=tmp_path, timeout_s=420, **LOOPBACK_ONLY)
     assert finished.code == 0, finished.stderr
     told = finished.stderr.splitlines()
     assert [line for line in told if not PROGRESS.match(line) and " parts, " not in line] == []
