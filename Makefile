@@ -35,8 +35,9 @@ test-slow: setup
 
 # The adapter to kvpress, and what it stands on, in an environment of their own.
 test-kvpress: $(KVPRESS_INSTALLED)
-	@TQDM_DISABLE=1 $(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations policies models/test_language_model.py test_cache.py test_streaming.py \
-		test_decoding.py test_generation.py test_batched_generation.py test_generation_memory.py test_public_api.py)
+	@TQDM_DISABLE=1 $(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations policies models/test_language_model.py \
+		test_cache.py test_streaming.py test_decoding.py test_generation.py test_batched_generation.py \
+		test_generation_memory.py test_public_api.py)
 
 $(KVPRESS_INSTALLED): pyproject.toml constraints-kvpress.txt
 	@$(PYTHON) -m venv .venv-kvpress

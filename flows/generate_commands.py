@@ -1,6 +1,7 @@
 """The command `kvp generate`: answer prompts from compacted caches, beside the full ones if that is asked for."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.command_options import HomeOption, JsonOption
-from flows.process import configure_libraries, home_path, prepare_process, standard_output_kept_clean
+from flows.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -46,12 +47,11 @@ def generate(
         from kvpolicy.models.loading import load_model
         from tasks.policies import find_policy, policy_folder
 
-        opened = None if policy_folder(policy) else Home.open(home_path(home), create=False)
+        opened = None if policy_folder(policy) else _home_of(policy, home)
         found = _find_model(model, home)
         # Before the model's weights are loaded, which takes longer.
         policies = find_policy(opened, policy, model_digest=found.digest)
         loaded = load_model(found, dtype=dtype)
-        policies.agents.to(loaded.device)
         options = {"max_new_tokens": max_new_tokens}
         compressed = compressed_generate(
             loaded,
@@ -108,7 +108,16 @@ def _find_model(source: str, home: str | None) -> "ModelReference":
         return resolve_model(source)
     from tasks.model import resolve
 
-    return resolve(Home.open(home_path(home), create=False), source)
+    return resolve(_home_of(source, home), source)
+
+
+def _home_of(reference: str, home: str | None) -> Home:
+    """Where a reference is looked up. A registry in a database of its own may be used from a home that is new."""
+    from kvpolicy.models.registered import is_registered
+
+    if is_registered(reference) and os.environ.get("KVP_MLFLOW_URI"):
+        return open_home(home)
+    return Home.open(home_path(home), create=False)
 
 
 def _figures(answer: "Generation") -> dict[str, Any]:
@@ -143,21 +152,25 @@ def _print_answer(heading: str, answer: "Generation") -> None:
 
 
 def _print_both(place: str, budget: int, compressed: "Generation", full: "Generation") -> None:
-    """A table: the full cache, the compacted one, and how many times as much the first is of the second."""
+    """A table: the full cache, the compacted one, and what was gained."""
     from rich.table import Table
     from rich.text import Text
 
     from flows.printing import console
 
-    table = Table(title=Text(place), header_style="bold", show_lines=True)
-    for name in ("", "full cache", f"budget {budget}", "ratio"):
+    table = Table(title=Text(place), header_style="bold", box=None, padding=(0, 2))
+    for name in ("", "full cache", f"budget {budget}", "gain"):
         table.add_column(Text(name), overflow="fold")
     table.add_row("answer", Text(full.text), Text(compressed.text), "")
+    others = _figures(full)
     for name, own in _figures(compressed).items():
-        other = _figures(full)[name]
-        with_ratio = name in ("kept_tokens", "cache_bytes", "tokens_per_s") and own and other
-        ratio = f"{other / own:.2f}" if with_ratio else ""
-        table.add_row(name.replace("_", " ").replace(" per s", " a second"), _number(other), _number(own), ratio)
+        gain = ""
+        if name == "cache_bytes":
+            gain = f"{others[name] / own:.2f} times less"
+        elif name == "tokens_per_s" and own and others[name]:
+            gain = f"{own / others[name]:.2f} times as fast"
+        title = name.replace("_", " ").replace(" per s", " a second")
+        table.add_row(title, _number(others[name]), _number(own), gain)
     console().print(table)
 
 

@@ -99,7 +99,7 @@ def compressed_generate(
 
     Args:
         model: The model that the policy was trained for (`kvpolicy.load_model`).
-        policy: Its policies (`kvpolicy.load_policy`).
+        policy: Its policies (`kvpolicy.load_policy`); their weights are moved to the model's device.
         prompt: The user's message, or several of any lengths; the model's chat format, if it has one, is put around
             each.
         budget: Entries kept per KV head, in tokens; None keeps everything, to compare with.
@@ -125,6 +125,7 @@ def compressed_generate(
     prompts = _encode(model, [prompt] if isinstance(prompt, str) else list(prompt), max_new_tokens)
     if budget is not None:
         check_budget(budget, max(budget, *map(len, prompts)))
+    policy.agents.to(model.device)
     method = LearnedPolicy(policy=policy)
 
     def row(num_tokens: int) -> StreamedRow:

@@ -29,8 +29,8 @@ try:
     from kvpress.utils import compute_n_kept
 except ImportError as error:
     raise ImportError(
-        f"kvpress cannot be imported ({error}): install it in an environment of its own, as it needs older releases of "
-        "transformers and pandas than the rest of kvpolicy: `pip install kvpolicy kvpress`"
+        f"kvpress cannot be imported ({error}): install it beside kvpolicy in an environment of its own, as it needs "
+        "older releases of transformers and pandas (constraints-kvpress.txt)"
     ) from error
 
 
@@ -44,7 +44,7 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
 
     Attributes:
         compression_ratio: Share of the entries that is evicted, at least 0 and below 1.
-        policy: The policy set, on the device of the model.
+        policy: The policy set; its weights are moved to the model's device.
         model_digest: Of the model that the press is used on, for one that was not loaded from a folder
             (`kvpolicy.models.reference.resolve_model` gives it); by default that of the folder.
     """
@@ -56,16 +56,12 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
         """Refuse a model that the policy was not trained for; kvpress calls this before anything is compressed.
 
         Raises:
-            InputError: If its digest is another one or cannot be told, or it is on another device.
+            InputError: If its digest is another one or cannot be told.
         """
         self.policy.require_model(self.model_digest or _digest_of(model))
         if (spec := read_spec(model.config)) != self.policy.spec:
             raise InputError(f"the policy set is for {self.policy.spec}, the model is {spec}: use that of its training")
-        where = self.policy.agents.score_weight.device
-        if where != model.device:
-            raise InputError(
-                f"the policy set is on {where}, the model on {model.device}: load it with device={str(model.device)!r}"
-            )
+        self.policy.agents.to(model.device)
 
     def score(  # noqa: PLR0917  # as kvpress calls it
         self,

@@ -11,6 +11,7 @@ from outcomes import assert_refused, policy_of_home
 from kvpolicy import compressed_generate, load_model, load_policy
 from storage.catalog import Catalog
 from storage.home import Home
+from storage.tracking import CHAMPION, POLICY_SET_TAG, Tracking
 
 BUDGET, NUM_NEW = 40, 6
 OPTIONS = ("--budget", str(BUDGET), "--max-new-tokens", str(NUM_NEW), "--dtype", "float32")
@@ -28,8 +29,9 @@ def generate(kvp_here, small_run, tmp_path):
         (tmp_path / name).write_text(text)
         files += ["--prompt-file", str(tmp_path / name)]
 
-    def run(*options, prompts=files, home=small_run.home):
-        return kvp_here("generate", *prompts, *OPTIONS, "--model", model_folder(small_run), *options, home=home)
+    def run(*options, prompts=files, home=small_run.home, **variables):
+        words = (*prompts, *OPTIONS, "--model", model_folder(small_run), *options)
+        return kvp_here("generate", *words, home=home, **variables)
 
     return run
 
@@ -91,6 +93,20 @@ def test_another_machine_needs_the_folder_alone_or_the_registry_alone(generate, 
         assert answers(f"models:/{name}@champion", moved) == expected
     finally:
         away.rename(small_run.home)
+
+
+def test_a_registry_that_machines_share_is_enough(generate, small_run, postgresql, tmp_path):
+    uri = postgresql.make_database("registry")
+    tracking = Tracking(Home.open(tmp_path / "here", mlflow=uri))
+    tracking.prepare()
+    run_id = tracking.start_parent(experiment="shared", name="training", tags={}, timestamp_ms=1)
+    tags = {POLICY_SET_TAG: policy_of_home(small_run.home)}
+    tracking.register_policy(name="shared", folder=policy_folder(small_run), run_id=run_id, tags=tags, description="")
+    tracking.move_alias(CHAMPION, policy_of_home(small_run.home))
+    said = generate("--policy", "models:/shared@champion", "--json", home=tmp_path / "there", KVP_MLFLOW_URI=uri)
+    assert said.code == 0, said.stderr
+    texts = [answer["compacted"]["text"] for answer in json.loads(said.stdout)["answers"]]
+    assert texts == [answer.text for answer in expected_answers(small_run)]
 
 
 def test_both_caches_side_by_side(generate, small_run):

@@ -9,4 +9,4 @@ def test_without_kvpress_the_adapter_says_how_to_get_it():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode
     assert ended.stderr.splitlines()[-1].startswith("ImportError: kvpress cannot be imported (")
-    assert ended.stderr.splitlines()[-1].endswith("`pip install kvpolicy kvpress`")
+    assert ended.stderr.splitlines()[-1].endswith("(constraints-kvpress.txt)")
