@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvpolicy import decoding
+from kvpolicy.cache import CompactedCache
 from kvpolicy.generation import compressed_generate
 from kvpolicy.models.loading import load_model
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
@@ -50,6 +51,35 @@ def test_decoding_from_a_budget_and_from_everything(embedded_model_folder, monke
         ratios = [own / other for own, other in zip(speeds["budget"], speeds[name], strict=True)]
         print(f"budget against {name}: {statistics.median(ratios):.2f} times as fast, median of {NUM_ROUNDS} rounds")
     assert memory == full.num_prompt_tokens / BUDGET
+
+
+@pytest.mark.benchmark
+def test_a_step_on_one_cache_and_on_four(embedded_model, monkeypatch):
+    """Step by step in turn, on made-up entries: the speed of a step does not depend on what is in the cache."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    spec, generator = embedded_model.spec, torch.Generator().manual_seed(0)
+    shape = (spec.num_heads, NUM_PROMPT, spec.head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(embedded_model.dtype) for _ in range(2))
+    print()
+    for num_rows in (1, 4):
+        caches = {}
+        for size in (NUM_PROMPT, BUDGET):
+            kept = torch.arange(size).expand(spec.num_heads, -1)
+            caches[size] = CompactedCache(
+                keys, values, [kept] * num_rows, num_kv_heads=spec.num_kv_heads, num_new_tokens=NUM_NEW
+            )
+        seconds: dict[int, list[float]] = {size: [] for size in caches}
+        for step in range(NUM_NEW):
+            position = torch.full((num_rows, 1), NUM_PROMPT + step)
+            for size, cache in caches.items():
+                start = time.perf_counter()
+                cache.run(embedded_model, position % 1000, position, num_logits=1)
+                seconds[size].append(time.perf_counter() - start)
+        full, budget = (statistics.median(found[3:]) for found in seconds.values())  # the first ones warm up
+        print(
+            f"{num_rows} at once, {NUM_PROMPT} and {BUDGET} entries: {1e3 * full:.0f} and {1e3 * budget:.0f} ms "
+            f"a step, {full / budget:.2f} times as fast"
+        )
 
 
 def _untrained(model):
