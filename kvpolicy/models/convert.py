@@ -24,7 +24,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
                 gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
             )
         except Exception as error:  # the reader raises many types for a damaged or foreign file
-            reason = first_line(error)
+            reason = first_line(error).rstrip(".")
             raise InputError(f"GGUF file {gguf} cannot be converted: {reason}; check that it is complete") from error
         tokenizer.save_pretrained(draft)
         network.to(torch.bfloat16).save_pretrained(draft)

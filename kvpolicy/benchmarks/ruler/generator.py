@@ -100,7 +100,8 @@ def generate(
     fitting = _smallest_length(needed, above=length_tokens)
     raise InputError(
         f"{BENCHMARK}/{task} sample {index} does not fit {length_tokens} tokens: the smallest length that fits is "
-        f"{fitting} tokens ({fitting - row.max_new_tokens} of prompt, {row.max_new_tokens} to generate)"
+        f"{fitting} tokens ({fitting - row.max_new_tokens} of prompt, {row.max_new_tokens} to generate): "
+        f"set prompts.length_tokens to {fitting} or more, or leave the task out"
     )
 
 

@@ -116,6 +116,7 @@ def test_a_short_length_names_the_smallest_that_fits_and_it_does(
     found = re.search(r"the smallest length that fits is (\d+) tokens", str(raised.value))
     assert found is not None
     length = int(found[1])
+    assert f"set prompts.length_tokens to {length} or more" in str(raised.value)
     sample = generate(
         task, split="train", index=2, seed=0, length_tokens=length, count_tokens=count_tokens, texts=ruler_texts
     )
