@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import warnings
@@ -149,7 +150,7 @@ def _start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     from prefect.task_runners import ProcessPoolTaskRunner
 
     num_workers = _workers_here(runner, threads)
-    pool = stack.enter_context(ProcessPoolTaskRunner(max_workers=num_workers, initializer=_end_with_parent))
+    pool = stack.enter_context(ProcessPoolTaskRunner(max_workers=num_workers, initializer=_leave_ends_to_parent))
     # A worker that is killed while it writes to Prefect's queue of messages keeps its lock for ever, and this process,
     # which waits for what it has put there itself, would not end. Prefect 3.9 has no public way to say so.
     stack.callback(pool._subprocess_message_queue.cancel_join_thread)
@@ -306,8 +307,11 @@ def _passed_on() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
 
 
-def _end_with_parent() -> None:
+def _leave_ends_to_parent() -> None:
     """Let a worker end with the process that started it, however that ends: nobody else would end it."""
+    # Ctrl-C reaches workers as well. An exception would end the thread that Prefect (3.9) hears of parts in, and this
+    # worker would wait for ever for the next one; by the signal it ends at once, and the parent says what happened.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

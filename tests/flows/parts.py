@@ -41,6 +41,13 @@ def die(times: int, folder: Path) -> int:
     return died
 
 
+@stage_task("wait")
+def wait(sign: Path) -> None:
+    """Leave a sign, and wait for long."""
+    sign.touch()
+    time.sleep(600)
+
+
 @stage_task("look-around")
 def look_around() -> tuple[int, int, str]:
     """Return the process, its number of threads, and what it tells libraries to use."""
@@ -92,3 +99,19 @@ def time_parts() -> None:
     name: Any = sys.argv[1]
     runner = Runner(name=name) if name == "local" else Runner(name=name, num_workers=2)
     sys.stdout.write(json.dumps(many_parts(runner, 90)))
+
+
+@flow(name="interrupted")
+def wait_for_long(folder: Path) -> None:
+    """Let one worker of two wait while the other one has nothing to do."""
+    with engaged(Runner(name="processes", num_workers=2)):
+        run_parts("start", [partial(look_around)] * 2)
+        run_parts("wait", [partial(wait, folder / "sign")])
+
+
+def be_interrupted() -> None:
+    """Run that in the folder that is the first argument, until someone presses Ctrl-C."""
+    try:
+        wait_for_long(Path(sys.argv[1]))
+    except KeyboardInterrupt:
+        sys.stdout.write("interrupted")

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -92,6 +94,23 @@ def test_processes_lose_a_worker_and_go_on_and_tell_what_failed(server_environme
     assert told["refused"] == "value is 7, expected another"
     assert told["died often"].startswith("runner processes lost workers again and again (BrokenProcessPool")
     assert len(list((tmp_path / "often").iterdir())) == 4  # three times more, not for ever
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_pool_of_processes_at_once_and_without_tracebacks(server_environment, tmp_path):
+    program, log = "from tests.flows.parts import be_interrupted; be_interrupted()", tmp_path / "log"
+    process = start_process(["python", "-c", program, str(tmp_path)], log=log, env=server_environment)
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "sign").exists():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        assert process.wait(timeout=60) == 0, log.read_text()
+    finally:
+        stop_process(process)
+    said = log.read_text()
+    assert said.endswith("interrupted") and "Traceback" not in said, said
 
 
 @pytest.fixture(scope="module")
