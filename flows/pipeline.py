@@ -129,11 +129,12 @@ def retrain(
     """
     started = time.monotonic()
     options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices, "runner": runner}
-    with planned(**options) as plan:  # open to the end, so that all stages run on the same workers
+    # The plan is open to the end, so that all stages run on the same workers.
+    with leaving_failure(preset=preset, model=model, home=home, seed=seed), planned(**options) as plan:
         prepared = StageReport(
             artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
         )
-        with leaving_failure(plan.model), showing_run(expected_parts(plan)):
+        with showing_run(expected_parts(plan)):
             reports = {
                 "prepare": prepared,
                 "collect": collect(**options),

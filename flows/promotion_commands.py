@@ -29,12 +29,14 @@ def promote(
     opened = _opened(home)
     with standard_output_kept_clean():
         from storage.catalog import Catalog
+        from storage.promotions import MANUAL
         from tasks.promote import promote_by_hand
 
         catalog = Catalog(opened)
         wanted = _only_challenger(catalog) if policy is None else catalog.lineage(policy, "down").root
         row = promote_by_hand(opened, wanted, reason=reason)
-    _print(catalog, row, as_json)
+    is_new = (row["kind"], row["reason"]) == (MANUAL, reason)
+    _print(catalog, row, as_json, note="" if is_new else "; it was so already, and nothing was recorded")
 
 
 def rollback(
@@ -109,10 +111,10 @@ def _model_names(catalog: "Catalog", digest: str) -> str:
     return f"{rows[0]['name']} ({rows[0]['model_id']})" if rows else digest[:16]
 
 
-def _print(catalog: "Catalog", row: Mapping[str, Any], as_json: bool) -> None:
+def _print(catalog: "Catalog", row: Mapping[str, Any], as_json: bool, *, note: str = "") -> None:
     if as_json:
         print(json.dumps(dict(row), default=str, allow_nan=False))
         return
     model = _model_names(catalog, row["model_digest"])
     before = f" in place of {row['champion_before_id']}" if row["champion_before_id"] else ""
-    print(f"{row['champion_id']} is champion of {model}{before} ({row['kind']}): {row['reason']}")
+    print(f"{row['champion_id']} is champion of {model}{before} ({row['kind']}): {row['reason']}{note}")

@@ -6,10 +6,10 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
+from flows.process import home_path
 from kvpolicy.errors import message_with_notes
 from storage.home import Home
 from storage.tracking import Tracking
-from tasks.references import ModelRef
 
 _SHOWN_METRIC, _MEAN_TASK = "kl", "mean"
 
@@ -24,25 +24,33 @@ def leave_artifact(home: Home, summary: Mapping[str, Any]) -> None:
         summary: As of `flows.summary.summarise`.
     """
     page, name = run_markdown(summary), summary["model"]["name"]
-    _leave(page, summary["model"]["digest"], f"Budget curves of {name}, and who is champion")
+    _leave(page, f"retrain-{summary['model']['digest'][:8]}", f"Budget curves of {name}, and who is champion")
     Tracking(home).describe_policy(summary["policy_set"]["id"], page)
 
 
 @contextmanager
-def leaving_failure(model: ModelRef) -> Iterator[None]:
-    """If the block fails, leave a page that says where and why: the stage and its run with what was wrong."""
+def leaving_failure(*, model: str, preset: str, home: str | None, seed: int) -> Iterator[None]:
+    """If the block fails, leave a page that says where and why: the stage and its run with what was wrong.
+
+    Args:
+        model: The model, as it was asked for; like all of these for the page.
+        preset: The preset.
+        home: The home.
+        seed: The seed.
+    """
     try:
         yield
     except Exception as error:
-        lines = [f"# Failed: {model.artifact_id}", "", message_with_notes(error), ""]
-        lines += ["What was finished is kept: mend the cause, then run the same command or deployment again."]
-        with suppress(Exception):  # the server may be what has failed
-            _leave("\n".join(lines), model.digest, "Why the run failed")
+        with suppress(Exception):  # the server may be what has failed, or the home
+            lines = [f"# Failed: {model}", "", message_with_notes(error), ""]
+            lines += [f"- preset `{preset}`, seed {seed}, home `{home_path(home)}`", ""]
+            lines += ["What was finished is kept: mend the cause, then run the same command or deployment again."]
+            _leave("\n".join(lines), "retrain-failed", f"Why {model} has no policies")
         raise
 
 
-def _leave(markdown: str, model_digest: str, description: str) -> None:
-    create_markdown_artifact(markdown=markdown, key=f"retrain-{model_digest[:8]}", description=description)
+def _leave(markdown: str, key: str, description: str) -> None:
+    create_markdown_artifact(markdown=markdown, key=key, description=description)
 
 
 def run_markdown(summary: Mapping[str, Any]) -> str:

@@ -203,7 +203,15 @@ def _shown(progress: RunProgress, *more: _Place) -> Iterator[_View]:
 
 
 def _lines() -> _Place:
-    return _now_and_then(lambda progress, now: LOGGER.info("run: %s", progress.line(now)), SECONDS_BETWEEN_LINES)
+    said = ""
+
+    def say(progress: RunProgress, now: float) -> None:
+        nonlocal said
+        if (line := progress.line(now)) != said:
+            said = line
+            LOGGER.info("run: %s", line)
+
+    return _now_and_then(say, SECONDS_BETWEEN_LINES)
 
 
 def _artifact() -> _Place:

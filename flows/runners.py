@@ -69,7 +69,7 @@ _ENGAGED: ContextVar[_Engagement | None] = ContextVar("engaged", default=None)
 
 
 def check_runner(runner: Runner) -> None:
-    """Refuse a runner that cannot work here. Imports nothing heavy.
+    """Refuse a runner that cannot work here. Imports nothing heavy, but Ray for a cluster of Ray.
 
     Raises:
         InputError: If its engine is not installed, or nobody answers at its address.
@@ -87,6 +87,8 @@ def check_runner(runner: Runner) -> None:
                 # Dask's client waits for ever for one who listens and is silent; its scheduler speaks first.
                 if runner.name == "dask" and not address.startswith("tls://") and not connection.recv(1):
                     raise ConnectionError("it hung up")
+            if runner.name == "ray":
+                _require_ray(host, port)
         except OSError as error:
             raise _nobody(runner, address, error.strerror or str(error)) from error
 
@@ -182,8 +184,6 @@ def _start_ray(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     with _refusing(runner, address), warnings.catch_warnings():
         # Lance warns of every fork; Ray's becomes another program at once.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        if address is not None:
-            _require_ray(*_host_and_port(runner, address))
         # Given no address at all, Ray would join whatever cluster was started on this machine last.
         task_runner = stack.enter_context(RayTaskRunner(address=address or "local", init_kwargs=options))
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

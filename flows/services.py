@@ -20,6 +20,7 @@ from storage.errors import StorageError
 from storage.home import Home, exclusive
 
 _HOST = "127.0.0.1"
+_PORT_OPTIONS = {SERVER: "--port", MLFLOW: "--mlflow-port"}
 _LOCK = "services"
 _ANSWER_TIMEOUT_S = 20.0
 # The command's own quiet, which must not become that of the services' logs.
@@ -214,7 +215,7 @@ def _choose_url(home: Home, name: str, port: int | None) -> str:
             raise StorageError(f"the {name} runs already, at {known.url}: `kvp down` first, or leave the port out")
         return known.url
     if port is not None and not _is_free(port):
-        raise StorageError(f"port {port} is in use: give the {name} another one, or leave it out")
+        raise StorageError(f"port {port} is in use: give the {name} another one ({_PORT_OPTIONS[name]}), or none")
     if port is None and known is not None and _is_free(_port_of(known)):
         port = _port_of(known)
     if port is None:

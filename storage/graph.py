@@ -224,7 +224,10 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
         hint = (
             "" if len(any_id) >= _SHORTEST_PREFIX else f"; a shortened id needs at least {_SHORTEST_PREFIX} characters"
         )
-        raise StorageError(f"no artifact, run or MLflow run {any_id!r} in the catalog{hint}")
+        raise StorageError(
+            f"no artifact, run or MLflow run {any_id!r} in the catalog{hint}: `kvp sql` lists them in the tables "
+            "`artifacts` and `runs`"
+        )
     if len(found) > 1:
         names = sorted(found)
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -199,7 +199,10 @@ def model_of_policy(home: Home, policy_set_id: str) -> str:
     """
     rows = Catalog(home).rows("heads", f"policy_set_id = {quote(policy_set_id)}", ["model_digest"])
     if not rows:
-        raise InputError(f"{policy_set_id} is no policy set that was trained in {home.path}: see `kvp sql` and `heads`")
+        raise InputError(
+            f"{policy_set_id} is no policy set that was trained in {home.path}: "
+            "`kvp sql 'SELECT DISTINCT policy_set_id FROM heads'` lists them"
+        )
     return str(rows[0]["model_digest"])
 
 

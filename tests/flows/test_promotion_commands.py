@@ -49,6 +49,14 @@ def test_the_first_policy_set_is_champion(small_run):
     assert history.champion == history.challenger == policy
 
 
+def test_promoting_the_champion_says_that_nothing_was_recorded(kvp_here, small_run, home):
+    policy, before = small_run.document["policy_set"]["id"], decisions(home)
+    told = kvp_here("promote", policy, "--reason", "once more", home=home)
+    assert (told.code, told.stderr) == (0, "")
+    assert told.stdout.endswith("there was no champion yet; it was so already, and nothing was recorded\n")
+    assert decisions(home) == before
+
+
 @pytest.mark.slow
 def test_a_second_training_is_decided_on_with_the_champion_on_the_same_examples(kvp_here, small_run, home):
     first = small_run.document["policy_set"]["id"]

@@ -93,8 +93,17 @@ def test_a_run_that_fails_says_where_in_its_line_and_in_prefect(kvp_here, small_
     last = told.stderr.splitlines()[-1]
     assert last.startswith("kvp: train: ")
     assert last.endswith(f"(stage train-heads, run {run_id})")
+    assert last.removeprefix("kvp: ") in _newest_page()
+
+    told = kvp_here("run", *small_run.options, "--set", "prompts.length_tokens=100", home=tmp_path)
+    last = told.stderr.splitlines()[-1]
+    assert "does not fit 100 tokens" in last
+    page = _newest_page()  # also of what fails before there is a plan
+    assert last.removeprefix("kvp: ") in page
+    assert f"- preset `smoke`, seed 0, home `{tmp_path}`" in page
+
+
+def _newest_page():
     with get_client(sync_client=True) as client:
-        pages = client.read_artifacts(
-            artifact_filter=ArtifactFilter(type=ArtifactFilterType(any_=["markdown"])), sort=ArtifactSort.CREATED_DESC
-        )
-    assert last.removeprefix("kvp: ") in pages[0].data
+        chosen = ArtifactFilter(type=ArtifactFilterType(any_=["markdown"]))
+        return client.read_artifacts(artifact_filter=chosen, sort=ArtifactSort.CREATED_DESC)[0].data
