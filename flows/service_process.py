@@ -29,7 +29,7 @@ _TOKEN = "KVP_SERVICE_TOKEN"
 _STARTUP_TIMEOUT_S = 120.0
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 15.0
-_KILL_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 60.0  # many at once, on busy cores
 _POLL_S = 0.05
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever proxy is set
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Refused)\w*: .+$", re.MULTILINE)
@@ -156,9 +156,7 @@ def stop(home: Home, service: Service) -> None:
         StorageError: If a process of it cannot be ended.
     """
     for number, timeout_s in ((signal.SIGTERM, _STOP_TIMEOUT_S), (signal.SIGKILL, _KILL_TIMEOUT_S)):
-        for pid in service.processes():
-            _signal(pid, service.token, number)
-        _wait_for_end(service, timeout_s)
+        _end(service, number, timeout_s)
     if left := service.processes():
         raise StorageError(f"the {service.name}'s processes {left} cannot be ended: look at them with `ps`")
     _record(home, service.name).unlink(missing_ok=True)
@@ -222,9 +220,13 @@ def _signal(pid: int, token: str, number: signal.Signals) -> None:
             os.close(handle)
 
 
-def _wait_for_end(service: Service, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while service.processes() and time.monotonic() < deadline:
+def _end(service: Service, number: signal.Signals, timeout_s: float) -> None:
+    """Signal each process of a service once, also those that it starts meanwhile, and wait until there are none."""
+    deadline, signalled = time.monotonic() + timeout_s, set[int]()
+    while (left := set(service.processes())) and time.monotonic() < deadline:
+        for pid in left - signalled:
+            _signal(pid, service.token, number)
+        signalled |= left
         with suppress(OSError):  # it may be a child of this command, which must then take its end in
             os.waitpid(service.pid, os.WNOHANG)
         time.sleep(_POLL_S)
