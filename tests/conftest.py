@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["OMP_NUM_THREADS"] = "2"
 # Before Prefect sets its logging up, which any test may be the first to do: the command's own choice (flows.process).
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+# Under a shell's background job SIGINT is ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch
 

@@ -56,9 +56,6 @@ def run_command(command: Sequence[str], *, env: Mapping[str, str], timeout_s: fl
 
 def start_process(command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a program of this environment in a session of its own, with its output in a file."""
-    # Under a shell's background job SIGINT is ignored, and children would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("wb") as stream:
         return subprocess.Popen(
             [str(PROGRAMS / command[0]), *command[1:]],

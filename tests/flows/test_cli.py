@@ -53,7 +53,7 @@ def test_standard_output_is_one_document(smoke_run):
 def test_standard_error_is_plain_lines(smoke_run):
     lines = smoke_run.finished.stderr.splitlines()
     assert [line for line in lines if not PROGRESS.match(line)] == []
-    assert {line.split()[1] for line in lines} == {"collect:", "train:", "evaluate:"}
+    assert {line.split()[1] for line in lines} == {"run:", "collect:", "train:", "evaluate:"}
 
 
 def test_every_method_has_every_point(smoke_run):
