@@ -76,7 +76,7 @@ def test_a_mark_of_byte_order_and_empty_lines_are_no_rows(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_a_broken_line_is_named(line: bytes, said: str, suffix: str, tmp_path: Path) -> None:
     path, content = tmp_path / f"rows{suffix}", b'{"a": 1}\n' + line + b'\n{"a": 3}\n'
-    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    path.write_bytes(gzip.compress(content, mtime=0) if suffix.endswith("gz") else content)
     with pytest.raises(InputError, match=rf"^rows{suffix} {said}.*needed: BoolQ rows"):
         list(read_rows(_file(path)))
 
@@ -90,7 +90,11 @@ def test_a_broken_line_is_named(line: bytes, said: str, suffix: str, tmp_path: P
         ("rows.json", b"[3]", "rows.json entry 1: 3 is no row"),
         ("rows.json", b"\xff", r"rows.json is not UTF-8 text \(byte 0\)"),
         ("rows.parquet", b"PAR1 and nothing of use", "cannot read rows.parquet: .*; boolq must be"),
-        ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-20], "cannot read rows.jsonl.gz: .* after line"),
+        (
+            "rows.jsonl.gz",
+            gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-20],
+            "cannot read rows.jsonl.gz: .* after line",
+        ),
         ("rows.jsonl.gz", b'{"a": 1}\n', "cannot read rows.jsonl.gz: .* after line 0"),
         ("rows.csv", b"a,b", r"rows.csv is of no known format, expected one of \.jsonl, "),
     ],
