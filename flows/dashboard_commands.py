@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,9 +64,4 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
     (run,) = catalog.rows("runs", f"run_id = {quote(question.run_id)}", ["parameters_json", "seed"])
     judged = json.loads(run["parameters_json"])["evaluate"]
     statistics = {name: judged[name] for name in ("num_resamples", "confidence")}
-    return [
-        asdict(found)
-        | {"difference": found.difference.mean}
-        | dict(zip(("ci_low", "ci_high"), found.difference.ends, strict=True))
-        for found in compare_methods(scores, seed=run["seed"] or 0, **statistics)
-    ]
+    return [found.to_row() for found in compare_methods(scores, seed=run["seed"] or 0, **statistics)]

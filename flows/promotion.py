@@ -4,6 +4,7 @@ from functools import partial
 
 from flows.fan_out import run_parts
 from flows.plan import Plan
+from flows.stages import evaluation_shards
 from kvpolicy.comparisons import LEARNED
 from storage.catalog import Catalog
 from storage.promotions import read_history
@@ -65,6 +66,6 @@ def _judge(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
     config, prompts = champion_config(plan.config.evaluate), plan.test_prompts
     parts = [
         partial(evaluate_shard, plan.home, plan.model, [champion], prompts, config, first=first, seed=plan.seed)
-        for first in range(0, prompts.num_samples, config.examples_per_shard)
+        for first, _ in evaluation_shards(prompts, config)
     ]
     return [shard for shard, _ in run_parts("judge champion", parts)]

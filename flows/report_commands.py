@@ -1,7 +1,7 @@
 """The command `kvp report`: one evaluation's figures and tables, as a page and as Markdown."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,9 +83,7 @@ def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[st
                 of_task.setdefault((benchmark, row["task"]), []).append(ExampleScore(**row))
     for (_, task), scores in of_task.items():
         for comparison in compare_methods(scores, **_statistics(rows)):
-            row = asdict(comparison) | {"task": task, "difference": comparison.difference.mean}
-            low, high = comparison.difference.ends
-            yield row | {"ci_low": low, "ci_high": high, "n": comparison.difference.n}
+            yield comparison.to_row() | {"task": task}
 
 
 def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:

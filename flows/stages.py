@@ -94,7 +94,7 @@ def run_evaluation(
     if find_completed(home, stage) is None:
         judged = (home, model, trained, prompts, config)
         shard_parts = [
-            partial(evaluate_shard, *judged, first=first, seed=seed) for first, _ in _shards(prompts, config)
+            partial(evaluate_shard, *judged, first=first, seed=seed) for first, _ in evaluation_shards(prompts, config)
         ]
         analysis_parts = [
             partial(analyse_shard, *judged, examples=examples, seed=seed) for examples in _analysed(prompts, config)
@@ -116,7 +116,8 @@ def expected_parts(plan: Plan) -> dict[str, StageProgress]:
         "train soft tokens": ("train-soft-tokens", len(plan.policy_seeds) * plan.needs("soft_tokens")),
         "evaluate": (
             "evaluate-shard",
-            len(_shards(plan.test_prompts, config.evaluate)) + len(_analysed(plan.test_prompts, config.evaluate)),
+            len(evaluation_shards(plan.test_prompts, config.evaluate))
+            + len(_analysed(plan.test_prompts, config.evaluate)),
         ),
     }
     took = mean_seconds(Catalog(plan.home), config.preset)
@@ -133,7 +134,8 @@ def _groups(model: ModelRef, config: TrainConfig) -> list[tuple[int, int]]:
     return _slices(model.num_heads, config.heads_per_group or model.num_heads)
 
 
-def _shards(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
+def evaluation_shards(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
+    """First and last, exclusive, of the examples of each shard."""
     return _slices(prompts.num_samples, config.examples_per_shard)
 
 

@@ -16,8 +16,9 @@ anything, too small.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,12 @@ class Comparison:
     seed_std: float | None
     is_contest: bool
     is_best_baseline: bool
+
+    def to_row(self) -> dict[str, Any]:
+        """All of it as plain values; of the difference its mean, `ci_low`, `ci_high` (None without them) and `n`."""
+        low, high = self.difference.ends
+        interval = {"difference": self.difference.mean, "ci_low": low, "ci_high": high, "n": self.difference.n}
+        return asdict(self) | interval
 
 
 @dataclass(frozen=True, kw_only=True)

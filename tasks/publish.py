@@ -98,7 +98,7 @@ def publish_curves(
         own = {"evaluation_id": artifact.artifact_id}
         run.append("scores", [own | dataclasses.asdict(score) for score in scores])
         of_model = own | {"model_digest": model.digest}
-        run.append("comparisons", [of_model | _comparison_row(entry) for entry in comparisons])
+        run.append("comparisons", [of_model | entry.to_row() for entry in comparisons])
         run.append("findings", [of_model | row for row in _finding_rows(read_findings(analyses), **statistics)])
         run.append("head_costs", _head_costs(evaluation, shards))
 
@@ -118,12 +118,6 @@ def _wins(
         if wins:
             budgets = {str(budget): won for budget, won in wins.items()}
             yield {"benchmark": benchmark, "setting": setting, "metric": metric, "budgets": budgets}
-
-
-def _comparison_row(entry: Comparison) -> dict[str, Any]:
-    row = dataclasses.asdict(entry)
-    del row["difference"]
-    return {**row, "difference": entry.difference.mean, **_ends(entry.difference), "n": entry.difference.n}
 
 
 _FINDING = ("benchmark", "setting", "analysis", "quantity", "method", "seed", "budget", "larger_budget")

@@ -28,6 +28,14 @@ def test_a_difference_and_its_interval_are_those_of_the_paired_scores():
     assert (found.n, found.smallest_stratum) == (8, 3)
 
 
+def test_a_row_has_every_field_as_a_plain_value():
+    (found, _) = _compare(example_scores("kvp", draw(0)) + example_scores("knorm", draw(1))).values()
+    row, difference = found.to_row(), found.difference
+    assert (row["difference"], row["n"]) == (difference.mean, 8)
+    assert (row["ci_low"], row["ci_high"]) == (difference.low, difference.high)
+    assert row.items() >= {name: value for name, value in vars(found).items() if name != "difference"}.items()
+
+
 def test_every_pair_is_there_in_both_orders_and_they_mirror():
     names = ("kvp", "random", "knorm", "tova", "full", "oracle")
     scores = [
