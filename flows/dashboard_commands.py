@@ -1,8 +1,6 @@
 """The command `kvp dashboard`: figures of a home in the browser."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +8,6 @@ import typer
 from flows.command_options import HomeOption
 from flows.process import configure_libraries, home_path
 from storage.home import Home
-from storage.tables import quote
 
 if TYPE_CHECKING:
     from dashboards.app.comparing import ComparisonQuestion
@@ -50,18 +47,14 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
         Rows like those of the table `comparisons`; none if the scores of the samples are lost.
     """
     from kvpolicy.comparisons import compare_methods
-    from kvpolicy.curves import MEAN_TASK, ExampleScore
+    from kvpolicy.curves import MEAN_TASK
     from storage.catalog import Catalog
+    from tasks.stored_scores import stored_bootstrap, stored_scores
 
     catalog = Catalog(home)
-    wanted = {name: getattr(question, name) for name in ("run_id", "benchmark", "setting", "metric")}
-    wanted |= {} if question.task == MEAN_TASK else {"task": question.task}
-    where = " AND ".join(f"{column} = {quote(value)}" for column, value in wanted.items())
-    rows = catalog.rows("scores", where, [entry.name for entry in fields(ExampleScore)])
-    scores = [ExampleScore(**row) for row in rows if (row["method"], row["seed"]) in question.seeds]
-    if not scores:
-        return []
-    (run,) = catalog.rows("runs", f"run_id = {quote(question.run_id)}", ["parameters_json", "seed"])
-    judged = json.loads(run["parameters_json"])["evaluate"]
-    statistics = {name: judged[name] for name in ("num_resamples", "confidence")}
-    return [found.to_row() for found in compare_methods(scores, seed=run["seed"] or 0, **statistics)]
+    wanted = {"benchmark": question.benchmark, "setting": question.setting, "metric": question.metric}
+    if question.task != MEAN_TASK:
+        wanted["task"] = question.task
+    scores = stored_scores(catalog, question.run_id, **wanted)
+    chosen = [score for score in scores if (score.method, score.seed) in question.seeds]
+    return [found.to_row() for found in compare_methods(chosen, **stored_bootstrap(catalog, question.run_id))]

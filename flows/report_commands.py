@@ -1,7 +1,7 @@
 """The command `kvp report`: one evaluation's figures and tables, as a page and as Markdown."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,6 @@ from flows.command_options import HomeOption
 from flows.process import configure_libraries, home_path
 from storage.errors import StorageError, one_line
 from storage.home import Home
-from storage.tables import quote
 
 if TYPE_CHECKING:
     from dashboards.report.rows import ReportRows, Training
@@ -44,7 +43,7 @@ def report(
     rows = replace(
         rows,
         task_comparisons=list(task_comparisons(catalog, rows)),
-        objective_comparisons=list(objective_comparisons(rows)),
+        objective_comparisons=list(objective_comparisons(catalog, rows)),
     )
     folder = figure_folder(opened, rows.evaluation_id) if out is None else out
     try:
@@ -64,35 +63,39 @@ def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[st
 
     Args:
         catalog: The catalog.
-        rows: The evaluation; rows like its `comparisons`, each with its task, are given.
+        rows: The evaluation.
+
+    Yields:
+        Rows like those of its `comparisons`, each with its task.
     """
     from dashboards.report.claims import ordered_metrics
     from kvpolicy.comparisons import compare_methods
     from kvpolicy.curves import ExampleScore
+    from tasks.stored_scores import stored_bootstrap, stored_scores
 
+    bootstrap = stored_bootstrap(catalog, rows.run_id)
     metrics: dict[str, set[str]] = {}
     for row in rows.curves:
         metrics.setdefault(row["benchmark"], set()).add(row["metric"])
-    names = [entry.name for entry in fields(ExampleScore)]
-    of_task: dict[tuple[str, str], list[ExampleScore]] = {}
     for benchmark, measured in metrics.items():
         for metric in ordered_metrics(measured)[:1]:
-            wanted = {"run_id": rows.run_id, "benchmark": benchmark, "metric": metric}
-            where = " AND ".join(f"{column} = {quote(value)}" for column, value in wanted.items())
-            for row in catalog.rows("scores", where, names):
-                of_task.setdefault((benchmark, row["task"]), []).append(ExampleScore(**row))
-    for (_, task), scores in of_task.items():
-        for comparison in compare_methods(scores, **_statistics(rows)):
-            yield comparison.to_row() | {"task": task}
+            of_task: dict[str, list[ExampleScore]] = {}
+            for score in stored_scores(catalog, rows.run_id, benchmark=benchmark, metric=metric):
+                of_task.setdefault(score.task, []).append(score)
+            for task, scores in of_task.items():
+                for comparison in compare_methods(scores, **bootstrap):
+                    yield comparison.to_row() | {"task": task}
 
 
-def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
+def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[str, Any]]:
     """Training objectives against the judged policies' own, where nothing but the objective differs.
 
     Args:
+        catalog: The catalog.
         rows: The evaluation with its trainings; of each objective those count that have the seeds of all.
     """
     from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives
+    from tasks.stored_scores import stored_bootstrap
 
     if not rows.trainings:
         return
@@ -111,7 +114,7 @@ def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
         return
     judged = rows.trainings[0].objective
     outcomes = [seeds[seed] for seeds in found.values() for seed in sorted(shared)]
-    for row in compare_objectives(outcomes, reference=judged, **_statistics(rows)):
+    for row in compare_objectives(outcomes, reference=judged, **stored_bootstrap(catalog, rows.run_id)):
         difference, cost = row.difference, row.cost
         yield {
             "objective": row.objective,
@@ -128,16 +131,5 @@ def objective_comparisons(rows: "ReportRows") -> Iterator[dict[str, Any]]:
 
 
 def _besides_objective(training: "Training") -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    return {
-        k: v for k, v in training.parameters.items() if k not in ("objective", "num_rankings")
-    }, training.snapshot_ids
-
-
-def _statistics(rows: "ReportRows") -> dict[str, Any]:
-    """Of the bootstrap, as the evaluation itself used it."""
-    judged: Mapping[str, Any] = rows.run.facts["parameters"]["evaluate"]
-    return {
-        "seed": rows.run.facts["seed"] or 0,
-        "num_resamples": judged["num_resamples"],
-        "confidence": judged["confidence"],
-    }
+    options = {name: value for name, value in training.parameters.items() if name not in ("objective", "num_rankings")}
+    return options, training.snapshot_ids

@@ -142,8 +142,6 @@ def kvp_here(
     capfd: pytest.CaptureFixture[str],
 ) -> Command:
     """Runs `kvp` in this process, which has loaded everything heavy already, with the same server."""
-    from flows.cli import main
-
     del embedded_model_folder  # fetched and converted before, under bars that are not the command's
     foreign = ("PREFECT_", "KVP_HOME", "KVP_TRACES", "KVP_MLFLOW_URI", "OPENLINEAGE")
     for name in [name for name in os.environ if name.startswith(foreign)]:
@@ -154,15 +152,34 @@ def kvp_here(
     def run(*args: str, home: Path | None = None, **variables: str) -> Finished:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["kvp", *args, *(() if home is None else ("--home", str(home)))])
         capfd.readouterr()
         try:
-            with _settings(prefect_api), pytest.raises(SystemExit) as ended:
-                main()
+            with _settings(prefect_api):
+                return _run_main(args, home, monkeypatch, capfd)
         finally:
             logging.getLogger("kvpolicy").handlers.clear()  # it writes to what capfd takes away
-        said = capfd.readouterr()
-        code = ended.value.code
-        return Finished(code=code if isinstance(code, int) else 1, stdout=said.out, stderr=said.err)
 
     return run
+
+
+@pytest.fixture
+def kvp_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command that needs neither a model nor Prefect, in this process."""
+
+    def run(*args: str, home: Path | None = None) -> Finished:
+        return _run_main(args, home, monkeypatch, capsys)
+
+    return run
+
+
+def _run_main(
+    args: tuple[str, ...], home: Path | None, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]
+) -> Finished:
+    from flows.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["kvp", *args, *(() if home is None else ("--home", str(home)))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capture.readouterr()
+    code = ended.value.code
+    return Finished(code=code if isinstance(code, int) else 1, stdout=said.out, stderr=said.err)

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,23 +17,6 @@ from flows.service_process import MLFLOW, SERVER, start, stop
 from storage.home import FORMAT_VERSION, Home
 from tests.dashboards.report_home import FIDELITY, make_home
 
-Command = Callable[..., Finished]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    from flows.cli import main
-
-    def run(*args: str) -> Finished:
-        monkeypatch.setattr(sys, "argv", ["kvp", "dashboard", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        code = ended.value.code
-        return Finished(code=code if isinstance(code, int) else 1, stdout=said.out, stderr=said.err)
-
-    return run
-
 
 def assert_one_line(done: Finished, words: str) -> None:
     assert done.code == 1
@@ -43,8 +25,8 @@ def assert_one_line(done: Finished, words: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_place_without_a_home_is_refused_and_left_as_it_is(command, tmp_path: Path):
-    assert_one_line(command("--home", str(tmp_path / "none")), "no home at")
+def test_a_place_without_a_home_is_refused_and_left_as_it_is(kvp_alone, tmp_path: Path):
+    assert_one_line(kvp_alone("dashboard", home=tmp_path / "none"), "no home at")
     assert not (tmp_path / "none").exists()
 
 
@@ -55,16 +37,16 @@ def test_a_place_without_a_home_is_refused_and_left_as_it_is(command, tmp_path: 
         ("{", "home.json is damaged"),
     ],
 )
-def test_a_home_of_another_release_or_half_made_is_refused(command, tmp_path: Path, content, words):
+def test_a_home_of_another_release_or_half_made_is_refused(kvp_alone, tmp_path: Path, content, words):
     (tmp_path / "home.json").write_text(content)
-    assert_one_line(command("--home", str(tmp_path)), words)
+    assert_one_line(kvp_alone("dashboard", home=tmp_path), words)
 
 
-def test_a_port_in_use_is_refused(command, tmp_path: Path):
+def test_a_port_in_use_is_refused(kvp_alone, tmp_path: Path):
     Home.open(tmp_path / "home")
     with open_port(0) as taken:
         port = taken.getsockname()[1]
-        done = command("--home", str(tmp_path / "home"), "--port", str(port))
+        done = kvp_alone("dashboard", "--port", str(port), home=tmp_path / "home")
     assert_one_line(done, f"port {port} cannot be used (Address already in use): give the dashboard another --port")
 
 

@@ -1,19 +1,14 @@
 """`kvp report`: files that it writes, what they say of a real pipeline, and what it refuses in one line."""
 
 import re
-import sys
-from collections.abc import Callable
 
 import pytest
-from processes import Finished
 
 from dashboards.report.rows import read_report_rows
 from flows.report_commands import objective_comparisons, task_comparisons
 from storage.catalog import Catalog
 from storage.home import Home
 from tests.dashboards.report_home import BUDGETS, EVALUATION, FIDELITY, TASKS, make_home
-
-Command = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +18,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return made
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `kvp` in this process; a report needs neither a model nor Prefect."""
-    from flows.cli import main
-
-    def run(*args: str) -> Finished:
-        monkeypatch.setattr(sys, "argv", ["kvp", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        code = ended.value.code
-        return Finished(code=code if isinstance(code, int) else 1, stdout=said.out, stderr=said.err)
-
-    return run
-
-
-def test_a_page_and_markdown_are_written_where_they_are_wanted(command, home, tmp_path):
+def test_a_page_and_markdown_are_written_where_they_are_wanted(kvp_alone, home, tmp_path):
     out = tmp_path / "new" / "folder"
-    done = command("report", EVALUATION.artifact_id[:20], "--out", str(out), "--home", str(home.path))
+    done = kvp_alone("report", EVALUATION.artifact_id[:20], "--out", str(out), home=home.path)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [str(out / "report.html"), str(out / "report.md")]
     told = (out / "report.md").read_text()
@@ -61,14 +40,14 @@ def test_a_page_and_markdown_are_written_where_they_are_wanted(command, home, tm
         ("evaluation-", ("--out", __file__), f"cannot write {__file__}: File exists; choose another --out"),
     ],
 )
-def test_what_cannot_be_is_one_line(command, home, run, options, said):
-    done = command("report", run, *options, "--home", str(home.path))
+def test_what_cannot_be_is_one_line(kvp_alone, home, run, options, said):
+    done = kvp_alone("report", run, *options, home=home.path)
     assert done.code == 1 and done.stdout == ""
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_home_that_is_not_there_is_one_line(command, tmp_path):
-    done = command("report", "evaluation", "--home", str(tmp_path / "none"))
+def test_a_home_that_is_not_there_is_one_line(kvp_alone, tmp_path):
+    done = kvp_alone("report", "evaluation", home=tmp_path / "none")
     assert done.code == 1 and "no home at" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -94,7 +73,8 @@ def test_differences_within_a_task_are_those_of_its_scores(home):
 
 
 def test_objectives_are_compared_where_nothing_else_differs(home):
-    rows = list(objective_comparisons(read_report_rows(Catalog(home), EVALUATION.artifact_id)))
+    catalog = Catalog(home)
+    rows = list(objective_comparisons(catalog, read_report_rows(catalog, EVALUATION.artifact_id)))
     assert {row["objective"]: (row["is_judged"], row["num_seeds"]) for row in rows} == {
         "exact": (True, 1),
         "mse": (False, 1),
