@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dashboards.app.content import Cell, Link, Nothing
+from dashboards.app.content import Link, Nothing
 from dashboards.app.records import Evaluation, Records, Row
-from dashboards.app.selection import Selection
+from dashboards.app.selection import Selection, page_url
 from dashboards.styles import method_order, setting_label
 
 FindServices = Callable[[], Mapping[str, str]]
@@ -62,11 +62,11 @@ def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
 
 def lineage_link(any_id: str, text: str = "") -> Link:
     """A link to the lineage of an artifact or run."""
-    return Link(text=text or any_id, url=f"/lineage?id={any_id}")
+    return Link(text=text or any_id, url=page_url("lineage", {"id": any_id}))
 
 
-def mlflow_link(services: Mapping[str, str], mlflow_run_id: str) -> Cell:
-    """A link to MLflow's page of a run, while MLflow runs; nothing for what has no run."""
+def mlflow_link(services: Mapping[str, str], mlflow_run_id: str) -> Link | None:
+    """A link to MLflow's page of a run, while MLflow runs; None for what has no run."""
     if "mlflow" not in services or not mlflow_run_id:
-        return ""
+        return None
     return Link(text="MLflow", url=f"{services['mlflow']}/#/runs/{mlflow_run_id}")

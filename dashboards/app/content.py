@@ -58,12 +58,25 @@ class Link:
     url: str
 
 
-Cell = str | Link | Sequence[Link]
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How something ended.
+
+    Attributes:
+        name: one word, which is also the class of its look.
+        reason: below it; may be empty.
+    """
+
+    name: str
+    reason: str | Link = ""
+
+
+Cell = str | Link | Outcome | Sequence[Link]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table: texts and links.
+    """A table.
 
     Attributes:
         columns: names of the columns.
@@ -97,8 +110,13 @@ class Page:
     status: int = 200
 
 
-def new_drawing(**layout: Any) -> go.Figure:
-    """A figure with the look that all of them share."""
+def new_drawing(*, legend_above: bool = False, **layout: Any) -> go.Figure:
+    """A figure with the look that all of them share.
+
+    Args:
+        legend_above: whether the legend lies above the figure and not beside it.
+        layout: plotly's, where the figure is not as the others.
+    """
     figure = go.Figure()
     figure.update_layout(
         template="plotly_white",
@@ -107,6 +125,8 @@ def new_drawing(**layout: Any) -> go.Figure:
         hovermode="closest",
         **layout,
     )
+    if legend_above:
+        figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={"t": 44})
     return figure
 
 

@@ -52,9 +52,26 @@ def curves_page(records: Records, compare: CompareScores, find_services: FindSer
     """
     chosen = _choose(records, compare, selection)
     kept, full_note = split_full(chosen.panel)
-    where = f"{kept.benchmark}, {kept.setting.replace('_', '-')}, {_WORDS.get(kept.task, kept.task)}"
-    title = f"{_short(kept.metric)}: {where}"
-    curves = Figure(
+    figures = [_curves_figure(chosen, kept, full_note, csv_url=selection.url("curves.csv"))]
+    shown = {line.method for line in kept.series}
+    differences = {method: own for method, own in chosen.differences.items() if method in shown}
+    if differences:
+        figures.append(_differences_figure(chosen, kept, differences, csv_url=selection.url("curves.csv")))
+    return Page(
+        template="figures.html",
+        content={
+            "title": "Budget curves",
+            "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
+            "figures": figures,
+            "tables": [_table(chosen), _origins(chosen.rows, find_services())],
+            "origin": origin(chosen.evaluation),
+        },
+    )
+
+
+def _curves_figure(chosen: _Chosen, kept: Panel, full_note: str, *, csv_url: str) -> Figure:
+    title = f"{_short(kept.metric)}: {_where(kept)}"
+    return Figure(
         name="curves",
         title=title,
         drawing=_drawing(kept, log_budget=chosen.log_budget),
@@ -62,34 +79,29 @@ def curves_page(records: Records, compare: CompareScores, find_services: FindSer
         "All values are in the table below.",
         height=520,
         note="; ".join(filter(None, [direction(kept.metric), full_note, band_note([chosen.panel])])),
-        csv_url=selection.url("curves.csv"),
+        csv_url=csv_url,
     )
-    found = {method: own for method, own in chosen.differences.items() if method in [s.method for s in kept.series]}
+
+
+def _differences_figure(
+    chosen: _Chosen, kept: Panel, differences: Mapping[str, Sequence[Difference]], *, csv_url: str
+) -> Figure:
     better = "below 0 is better" if direction(kept.metric).startswith("lower") else "above 0 is better"
-    paired = any(entry.low is not None for own in found.values() for entry in own)
-    differences = Figure(
+    bands = "differences of means, without intervals, since the samples' scores are not in the catalog"
+    if any(entry.low is not None for own in differences.values() for entry in own):
+        bands = "bands: intervals of paired differences, over samples and seeds"
+    return Figure(
         name="differences",
-        title=f"Difference to the best heuristic: {where}",
-        drawing=draw_differences(found, kept, log_budget=chosen.log_budget),
-        label=f"Line chart of the difference to the best heuristic at each budget, {len(found)} methods.",
-        note=f"{better}; "
-        + (
-            "bands: intervals of paired differences, over samples and seeds"
-            if paired
-            else "differences of means, without intervals, since the samples' scores are not in the catalog"
-        ),
-        csv_url=selection.url("curves.csv"),
+        title=f"Difference to the best heuristic: {_where(kept)}",
+        drawing=draw_differences(differences, kept, log_budget=chosen.log_budget),
+        label=f"Line chart of the difference to the best heuristic at each budget, {len(differences)} methods.",
+        note=f"{better}; {bands}",
+        csv_url=csv_url,
     )
-    return Page(
-        template="figures.html",
-        content={
-            "title": "Budget curves",
-            "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
-            "figures": [curves, *([differences] if found else [])],
-            "tables": [_table(chosen), _origins(chosen.rows, find_services())],
-            "origin": origin(chosen.evaluation),
-        },
-    )
+
+
+def _where(panel: Panel) -> str:
+    return f"{panel.benchmark}, {panel.setting.replace('_', '-')}, {_WORDS.get(panel.task, panel.task)}"
 
 
 def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
@@ -213,7 +225,7 @@ def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
             str(seed),
             lineage_link(firsts[method, seed]["curve_id"]),
             lineage_link(trained) if (trained := firsts[method, seed]["policy_set_id"]) else "",
-            mlflow_link(services, firsts[method, seed]["mlflow_run_id"]),
+            mlflow_link(services, firsts[method, seed]["mlflow_run_id"]) or "",
         ]
         for method, seed in sorted(firsts, key=lambda own: (method_order(own[0]), own[1]))
     ]

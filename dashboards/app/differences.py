@@ -74,9 +74,9 @@ def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Differe
     pick = min if panel.metric in LOWER_IS_BETTER else max
     best: dict[int, str] = {}
     for budget in panel.budgets:
-        there = [name for name in heuristics if (name, budget) in values and name not in BOUNDS]
+        there = {name: values[name, budget] for name in heuristics if (name, budget) in values and name not in BOUNDS}
         if there:
-            best[budget] = pick(there, key=lambda name, at=budget: values[name, at])
+            best[budget] = pick(there, key=there.__getitem__)
     return {
         line.method: [
             Difference(
@@ -100,7 +100,7 @@ def draw_differences(found: Mapping[str, Sequence[Difference]], panel: Panel, *,
         xaxis=budget_axis(panel.budgets, log_budget=log_budget),
         yaxis={"title": {"text": "difference to the best heuristic"}, "zeroline": True, "zerolinecolor": "#444"},
     )
-    for method, entries in reversed(found.items()):
+    for method, entries in reversed(list(found.items())):
         style, budgets = style_of(method), [entry.budget for entry in entries]
         if all(entry.low is not None for entry in entries):
             figure.add_scatter(

@@ -23,11 +23,27 @@ _KINDS = (
 
 
 def head_figures(
-    records: Records, evaluation: Evaluation, selection: Selection, *, name: str, head: int, method: str
+    records: Records,
+    evaluation: Evaluation,
+    selection: Selection,
+    *,
+    name: str,
+    head: int,
+    setting: str,
+    method: str,
 ) -> list[Figure | Nothing]:
-    """The figures of a head; where something is missing, what makes it stands in its place."""
+    """The figures of a head; where something is missing, what makes it stands in its place.
+
+    Args:
+        records: of the home.
+        evaluation: the one that is chosen.
+        selection: asked for the sample and the budget.
+        name: of the head, such as L03.H1.
+        head: its place in the order of heads.
+        setting: of the contexts that are shown.
+        method: that is compared with the oracle.
+    """
     found: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
-    setting = next(menu.chosen[0] for menu in selection.menus if menu.name == "setting")
     contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
     if not contexts:
         return [*found, Nothing("No example of this evaluation was analysed token by token.", ANALYSE)]
@@ -46,10 +62,7 @@ def head_figures(
 
 
 def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure | Nothing:
-    drawing = new_drawing(
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        xaxis={"title": {"text": "training step"}, "rangemode": "tozero"},
-    )
+    drawing = new_drawing(legend_above=True, xaxis={"title": {"text": "training step"}, "rangemode": "tozero"})
     values: list[float] = []
     for place, policy_set in enumerate(policy_sets):
         own = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]
@@ -73,7 +86,7 @@ def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure
                 )
     if not values:
         return Nothing(f"How {name} learned is not in the catalog.", "kvp train")
-    drawing.update_layout(yaxis=log_axis("held-out cost (1 is optimal)", values), margin={"t": 40})
+    drawing.update_layout(yaxis=log_axis("held-out cost (1 is optimal)", values))
     return Figure(
         name="training",
         title=f"How {name} learned",
@@ -86,10 +99,7 @@ def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure
 
 
 def _importance(records: Records, contexts: Sequence[AnalysedContext], name: str, head: int) -> Figure:
-    drawing = new_drawing(
-        showlegend=len(contexts) > 1,
-        legend={"font": {"size": 11}},
-    )
+    drawing = new_drawing(showlegend=len(contexts) > 1, legend={"font": {"size": 11}})
     drawn, seen, longest = 0, [1.0], 1
     for found in contexts:
         context = records.context(found, [])
@@ -136,11 +146,11 @@ def _rankings(
 def _against_oracle(context: StoredContext, choice: HeadChoice, name: str, own: tuple[str, int], budget: int) -> Figure:
     method, seed = own
     drawing = new_drawing(
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
+        legend_above=True,
+        legend={"font": {"size": 11}},
         xaxis=log_axis("rank under the oracle", [1, len(choice.ranks)]),
         yaxis=log_axis(f"rank under {method}", [1, len(choice.ranks)]),
     )
-    drawing.update_layout(margin={"t": 46})
     groups = (choice.kept & choice.best, choice.wrongly_dropped, choice.wrongly_kept, ~choice.kept & ~choice.best)
     thinned = max(1, -(-len(choice.ranks) // _MOST_POINTS))
     for (words, colour, symbol), group in zip(_KINDS, groups, strict=True):
@@ -177,11 +187,10 @@ def _kept_attention(choice: HeadChoice, name: str, own: tuple[str, int]) -> Figu
     counts = np.arange(1, len(choice.ranks) + 1)
     shown = np.unique(np.geomspace(min(first, len(counts)), len(counts), 200).astype(int))
     drawing = new_drawing(
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        legend_above=True,
         xaxis=log_axis("tokens that the head keeps", shown.tolist()),
         yaxis={"title": {"text": "share of the future attention kept"}, "range": [0, 1.03]},
     )
-    drawing.update_layout(margin={"t": 40})
     for method, ranks in ((own[0], choice.ranks), ("oracle", choice.best_ranks)):
         shares, style = shares_by_budget(ranks, choice.importance), style_of(method)
         drawing.add_scatter(

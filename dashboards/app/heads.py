@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from urllib.parse import urlencode
 
 from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
 from dashboards.app.content import Figure, Link, Nothing, Page, Table, number
 from dashboards.app.head_detail import head_figures
 from dashboards.app.head_grid import Heads, log_colours, ratio_colours
 from dashboards.app.records import Evaluation, Records, Row
-from dashboards.app.selection import Selection
+from dashboards.app.selection import Selection, page_url
 from dashboards.styles import BOUNDS
 
 BEST = "best"
@@ -28,8 +27,8 @@ def heads_page(records: Records, selection: Selection) -> Page:
     rows = records.head_costs(evaluation)
     if not rows:
         raise Nothing("What each head costs is not in the catalog.", "kvp evaluate")
-    place = choose_place(selection, rows)
-    rows = [row for row in rows if (row["benchmark"], row["setting"]) == place]
+    benchmark, setting = choose_place(selection, rows)
+    rows = [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
     heads = Heads.of_rows(rows)
     costs = _costs(rows, heads)
     trained = {row["method"] for row in rows if row["policy_set_id"]}
@@ -45,6 +44,11 @@ def heads_page(records: Records, selection: Selection) -> Page:
     if against is not None:
         words = "the best heuristic" if baseline == BEST else baseline
         figures.append(_gain_map(heads, method, costs[method], words=words, against=against, chosen=chosen))
+    detail = None
+    if head:
+        detail = _detail(
+            records, evaluation, selection, heads=heads, costs=costs, setting=setting, method=method, chosen=chosen
+        )
     return Page(
         template="heads.html",
         content={
@@ -53,9 +57,7 @@ def heads_page(records: Records, selection: Selection) -> Page:
             "optimal.",
             "figures": figures,
             "hint": "" if head else "Click a head, or choose one above, for its training, importance and ranking.",
-            "detail": _detail(records, evaluation, selection, heads=heads, costs=costs, method=method, chosen=chosen)
-            if head
-            else None,
+            "detail": detail,
             "origin": origin(evaluation, records.policy_sets(evaluation)),
         },
     )
@@ -134,14 +136,14 @@ def _detail(
     *,
     heads: Heads,
     costs: Costs,
+    setting: str,
     method: str,
     chosen: int,
 ) -> dict[str, object]:
     """What the page shows of one head."""
     name = heads.names[chosen]
-    policy_sets = records.policy_sets(evaluation)
     facts: list[list[str | Link]] = []
-    for policy_set in policy_sets:
+    for policy_set in records.policy_sets(evaluation):
         for row in records.of_policy_set("heads", policy_set):
             if row["head_name"] == name:
                 shapes = [number(row[shape]) for shape in ("zipf_slope", "effective_tokens", "rank_deviation")]
@@ -150,8 +152,8 @@ def _detail(
     return {
         "name": name,
         "close": selection.url("heads", head=None),
-        "tokens": f"/tokens?{urlencode({'model': evaluation.model_id, 'evaluation': evaluation.id, 'head': chosen})}",
-        "figures": head_figures(records, evaluation, selection, name=name, head=chosen, method=method),
+        "tokens": page_url("tokens", evaluation.choices | {"head": chosen}),
+        "figures": head_figures(records, evaluation, selection, name=name, head=chosen, setting=setting, method=method),
         "facts": Table(
             columns=["policy set", "held-out cost", "Zipf slope", "effective tokens", "rank deviation"],
             rows=facts,

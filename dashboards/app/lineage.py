@@ -1,16 +1,15 @@
 """Page: the lineage around any artifact or run; a click on a node walks there, and shows its record."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from markupsafe import Markup
 
 from dashboards.app.choosing import lineage_link
 from dashboards.app.content import Cell, Link, Nothing, Page, Table
 from dashboards.app.records import Records
-from dashboards.app.selection import Selection
+from dashboards.app.selection import Selection, page_url
 from dashboards.lineage_drawing import draw_lineage
 from dashboards.lineage_page import ends_of_runs, record_of
 from storage.errors import StorageError
@@ -19,6 +18,8 @@ from storage.graph import LineageGraph, LineageNode
 _WAYS = [("around", "both"), ("up", "what it came from"), ("down", "what came from it")]
 _STEPS = [("2", "2 steps"), ("4", "4 steps"), ("8", "8 steps"), ("all", "all steps")]
 _NEWEST, _MOST_LISTED = 40, 200
+_Url = Callable[..., str]
+"""Gives the URL of this page with some choices changed."""
 
 
 def lineage_page(records: Records, selection: Selection) -> Page:
@@ -42,7 +43,7 @@ def lineage_page(records: Records, selection: Selection) -> Page:
     root = graph.nodes[graph.root]
 
     def url(**changes: str) -> str:
-        return f"/lineage?{urlencode({'id': graph.root, 'way': way, 'steps': steps} | changes)}"
+        return page_url("lineage", {"id": graph.root, "way": way, "steps": steps} | changes)
 
     # A click on one node walks there; on a group it lists what is in it.
     targets = [url(id=group[0].id) if len(group) == 1 else url(group=group[0].id) for group in drawing.groups]
@@ -59,7 +60,7 @@ def lineage_page(records: Records, selection: Selection) -> Page:
             "steps": steps,
             "svg": Markup(drawing.svg),  # made of escaped texts
             "drawn": f"{len(graph.nodes)} nodes and {len(graph.edges)} flows, alike ones drawn as one.",
-            "targets": Markup(json.dumps(targets).replace("<", "\\u003c")),
+            "targets": targets,
             "group": _group_table(opened, url) if opened else None,
             "record": _record_table(root, graph, url),
             "record_title": f"{root.kind} {root.id}",
@@ -93,7 +94,7 @@ def _start(records: Records, selection: Selection) -> Page:
     )
 
 
-def _record_table(node: LineageNode, graph: LineageGraph, url: Any) -> Table:
+def _record_table(node: LineageNode, graph: LineageGraph, url: _Url) -> Table:
     record = record_of(node, ends_of_runs(graph))
     rows: list[list[Cell]] = []
     for name, value in record.items():
@@ -121,15 +122,12 @@ def _some(ends: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _runs(graph: LineageGraph, artifact_id: str, role: str) -> list[str]:
-    def ends() -> Iterator[str]:
-        for edge in graph.edges:
-            if edge.role == role and artifact_id in (edge.source, edge.target):
-                yield edge.target if role == "input" else edge.source
-
-    return list(dict.fromkeys(ends()))
+    """Runs that read (`input`) or made (`output`) an artifact, each once."""
+    edges = [edge for edge in graph.edges if edge.role == role and artifact_id in (edge.source, edge.target)]
+    return list(dict.fromkeys(edge.target if role == "input" else edge.source for edge in edges))
 
 
-def _group_table(group: Sequence[LineageNode], url: Any) -> Table:
+def _group_table(group: Sequence[LineageNode], url: _Url) -> Table:
     return Table(
         caption=f"{len(group)} × {group[0].kind} that have the same place in this lineage",
         columns=["id", "name"],

@@ -58,6 +58,11 @@ class Evaluation:
     model_name: str
     ended_at: dt.datetime
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """What chooses it in the URL of a page."""
+        return {"model": self.model_id, "evaluation": self.id}
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysedContext:

@@ -1,13 +1,12 @@
 """Pages as HTML. All text is escaped by the templates; figures lie in the page as JSON that a script draws."""
 
 import functools
-from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from dashboards.app.content import Link, Page
+from dashboards.app.content import Cell, Link, Outcome, Page
 from dashboards.app.selection import Selection
 
 NAVIGATION = {
@@ -69,10 +68,13 @@ def _marked(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(part) if odd % 2 else part for odd, part in parts)
 
 
-def _cell(cell: Any) -> Markup:
-    """A cell of a table: a text, or links."""
+def _cell(cell: Cell) -> Markup:
+    """A cell of a table."""
     if isinstance(cell, Link):
         return Markup('<a href="{}">{}</a>').format(cell.url, cell.text)
+    if isinstance(cell, Outcome):
+        reason = Markup('<div class="reason">{}</div>').format(_cell(cell.reason)) if cell.reason else ""
+        return Markup('<span class="tag {0}">{0}</span>{1}').format(cell.name, reason)
     if isinstance(cell, str):
         return Markup("{}").format(cell)
     return Markup(" ").join(_cell(part) for part in cell)

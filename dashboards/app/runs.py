@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from dashboards.app.choosing import FindServices, lineage_link, mlflow_link
-from dashboards.app.content import Cell, Figure, Link, Nothing, Page, Table, new_drawing, number
+from dashboards.app.content import Cell, Figure, Link, Nothing, Outcome, Page, Table, new_drawing, number
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
 from storage.promotions import PromotionHistory
@@ -45,7 +45,6 @@ def runs_page(records: Records, find_services: FindServices, selection: Selectio
             "decisions": _decisions(records),
             "timeline": _timeline(shown) if shown else None,
             "runs": _runs_table(shown, services),
-            "reasons": [_reason(run) for run in shown],
             "stages": _stage_table(runs),
             "services": _service_note(services),
             "page": page,
@@ -60,11 +59,11 @@ def _timeline(runs: Sequence[Row]) -> Figure:
     drawing = new_drawing(
         barmode="overlay",
         bargap=0.35,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        legend_above=True,
         xaxis={"type": "date"},
         yaxis={"automargin": True, "categoryorder": "array", "categoryarray": list(_stages_by_start(runs))},
     )
-    drawing.update_layout(margin={"t": 40, "b": 36})
+    drawing.update_layout(margin={"b": 36})
     span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
     least = max(span.total_seconds() / 300, 0.01)  # what took no time at all is seen as well
     for outcome in dict.fromkeys(run["outcome"] for run in runs):
@@ -106,7 +105,7 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
         [
             f"{run['started_at']:%Y-%m-%d %H:%M:%S}",
             run["stage"],
-            run["outcome"],
+            Outcome(name=run["outcome"], reason=_reason(run)),
             duration(run["seconds"]),
             lineage_link(run["run_id"]),
             list(_service_links(run, services)),
@@ -123,14 +122,14 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
     )
 
 
-def _reason(run: Row) -> Cell:
+def _reason(run: Row) -> str | Link:
     """What stands below an outcome: why a run failed, or which one it stands on or repeats."""
     if run["reused_run_id"]:
         return lineage_link(run["reused_run_id"], f"as {run['reused_run_id'][:10]}…")
     return str(run["reason"])
 
 
-def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Cell]:
+def _service_links(run: Row, services: Mapping[str, str]) -> Iterator[Link]:
     if "prefect" in services:
         for kind in ("flow", "task"):
             if name := run[f"prefect_{kind}_run_id"]:

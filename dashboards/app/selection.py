@@ -70,7 +70,7 @@ class Selection:
         wanted = self.asked.get(name, ())
         missing = [value for value in wanted if value not in values]
         if missing:
-            self.notes.append(f"There is no {label.lower()} {', '.join(f'“{value}”' for value in missing)} here.")
+            self.notes.append(f"Not among the {label.lower()} here: {', '.join(f'“{value}”' for value in missing)}.")
         chosen = [value for value in values if value in wanted] or values
         self.menus.append(Menu(name=name, label=label, options=known, chosen=tuple(chosen), several=True))
         return chosen
@@ -99,4 +99,9 @@ class Selection:
             if menu.name not in changes and not everything:
                 pairs += [(menu.name, value) for value in menu.chosen]
         pairs += [(name, str(value)) for name, value in changes.items() if value is not None]
-        return f"/{page}?{urlencode(pairs)}" if pairs else f"/{page}"
+        return page_url(page, pairs)
+
+
+def page_url(page: str, choices: Sequence[tuple[str, str | int]] | Mapping[str, str | int]) -> str:
+    """URL of a page with some choices made, by name and value."""
+    return f"/{page}?{urlencode(choices)}" if choices else f"/{page}"

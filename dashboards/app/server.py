@@ -147,14 +147,15 @@ def _message(missing: str, remedy: str = "", *, status: int = 200) -> Page:
 
 
 @functools.cache
-def _plotlyjs_text() -> bytes:
-    return get_plotlyjs().encode()
+def _plotlyjs_bytes() -> bytes:
+    text: str = get_plotlyjs()
+    return text.encode()
 
 
 def _plotlyjs(request: Request) -> Response:
     del request
     headers = {"Cache-Control": "max-age=86400"}
-    return Response(_plotlyjs_text(), media_type="text/javascript", headers=headers)
+    return Response(_plotlyjs_bytes(), media_type="text/javascript", headers=headers)
 
 
 def open_port(port: int) -> socket.socket:

@@ -89,7 +89,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
             "title": "Head similarity",
             "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
             "figures": [draw_matrix(found, tree, clustered=order == "clustered")],
-            "tables": [_group_table(found, groups, level), _means_table(found, heads)],
+            "tables": [_group_table(found, groups, level), _means_table(found)],
             "origin": [lineage_link(policy_set)],
         },
     )
@@ -194,9 +194,10 @@ def _group_table(found: Correlations, groups: Sequence[Sequence[int]], level: st
     )
 
 
-def _means_table(found: Correlations, heads: Mapping[int, str]) -> Table:
+def _means_table(found: Correlations) -> Table:
     layer = [name.partition(".")[0] for name in found.names]
-    within, across = [], []
+    within: list[float] = []
+    across: list[float] = []
     for one in range(len(layer)):
         for other in range(one + 1, len(layer)):
             value = float(found.matrix[one, other])

@@ -11,11 +11,15 @@ from dashboards.app.head_detail import ANALYSE
 from dashboards.app.head_grid import Heads
 from dashboards.app.kept_tokens import ORACLE, HeadChoice
 from dashboards.app.records import AnalysedContext, Evaluation, Records
-from dashboards.app.selection import Selection
+from dashboards.app.selection import Selection, page_url
 from dashboards.styles import LEARNED, method_order, setting_label
 from storage.token_ranks import StoredContext
 
-_WINDOW, _MOST_LISTED, _AROUND, _LEVELS, _DECADES = 3000, 25, 6, 9, 3.0
+_WINDOW_TOKENS = 3000  # that are shown at once
+_MOST_LISTED = 25
+_NUM_AROUND = 6  # that a list shows before and after each of its tokens
+_LEVELS = 9  # of shades, which the style sheet has
+_DECADES = 3.0  # of attention, from the lightest shade to the darkest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     budgets = [(str(budget), str(budget)) for budget in context.budgets]
     budget = int(selection.one("budget", "Budget", budgets))
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)
-    first = selection.number("from", default=0, least=0, most=max(0, len(choice.ranks) - 1)) // _WINDOW * _WINDOW
-    window = range(first, min(first + _WINDOW, len(choice.ranks)))
+    window = _choose_window(selection, len(choice.ranks))
     return Page(
         template="tokens.html",
         content={
@@ -77,10 +80,8 @@ def tokens_page(records: Records, selection: Selection) -> Page:
                 choice.wrongly_dropped,
             ),
             "kept": _listed("Wrongly kept in their place", context, choice, choice.wrongly_kept),
-            "window": f"tokens {first} to {window[-1]} of {len(choice.ranks)}" if len(choice.ranks) > _WINDOW else "",
-            "earlier": selection.url("tokens", **{"from": first - _WINDOW}) if first else "",
-            "later": selection.url("tokens", **{"from": first + _WINDOW}) if window[-1] + 1 < len(choice.ranks) else "",
-            "head_url": f"/heads?evaluation={evaluation.id}&model={evaluation.model_id}&head={head}&method={method}",
+            **_window_links(selection, window, len(choice.ranks)),
+            "head_url": page_url("heads", evaluation.choices | {"head": head, "method": method}),
             "origin": [*origin(evaluation), *_shards(records, evaluation)],
         },
     )
@@ -91,6 +92,23 @@ def _choose_context(selection: Selection, contexts: Sequence[AnalysedContext]) -
     sample = selection.one("sample", "Sample", samples)
     own = {context.setting: context for context in contexts if context.sample_id == sample}
     return own[selection.one("setting", "Setting", [(name, setting_label(name)) for name in sorted(own)])]
+
+
+def _choose_window(selection: Selection, num_tokens: int) -> range:
+    """Places of the tokens that are shown at once; the URL has one of them."""
+    place = selection.number("from", default=0, least=0, most=max(0, num_tokens - 1))
+    first = place // _WINDOW_TOKENS * _WINDOW_TOKENS
+    return range(first, min(first + _WINDOW_TOKENS, num_tokens))
+
+
+def _window_links(selection: Selection, window: range, num_tokens: int) -> dict[str, str]:
+    """Which tokens are shown, and URLs of those before and after them; empty where there are none."""
+    first, stop = window.start, window.stop
+    return {
+        "window": f"tokens {first} to {stop - 1} of {num_tokens}" if num_tokens > len(window) else "",
+        "earlier": selection.url("tokens", **{"from": first - _WINDOW_TOKENS}) if first else "",
+        "later": selection.url("tokens", **{"from": stop}) if stop < num_tokens else "",
+    }
 
 
 def _head_names(records: Records, evaluation: Evaluation, num_heads: int) -> list[str]:
@@ -153,7 +171,7 @@ def _listed(caption: str, context: StoredContext, choice: HeadChoice, group: np.
         rows=[
             [
                 _plain(context.pieces[place]),
-                f"{place}: …{_plain(''.join(context.pieces[max(0, place - _AROUND) : place + _AROUND]))}…",
+                f"{place}: …{_plain(''.join(context.pieces[max(0, place - _NUM_AROUND) : place + _NUM_AROUND]))}…",
                 f"{choice.importance[place]:.2%}",
                 str(int(choice.ranks[place])),
                 str(int(choice.best_ranks[place])),

@@ -136,7 +136,7 @@ def test_the_newest_evaluation_is_the_default_and_the_choice_goes_along(client):
 def test_what_a_url_asks_for_and_is_not_there_is_told(client):
     text = page(client, "/curves?evaluation=evaluation-of-another-home&method=nosuch&task=%3Cb%3E")
     assert "There is no evaluation “evaluation-of-another-home” here" in text
-    assert "There is no methods “nosuch” here" in text
+    assert "Not among the methods here: “nosuch”." in text
     assert "There is no task “&lt;b&gt;” here; this shows mean over tasks." in text
     assert "<b>" not in text
 
