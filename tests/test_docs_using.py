@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvpolicy import Generation, load_model
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from storage.catalog import Catalog
 from storage.home import Home
 from tasks.trained import save_trained
+from tests.drawn_policy import draw_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 README = "kvpolicy learns which entries of a cache to keep. " * 40
@@ -21,10 +19,7 @@ README = "kvpolicy learns which entries of a cache to keep. " * 40
 def reader(embedded_model_folder, tmp_path_factory):
     """A folder as a reader has it after a run: a README, and a home with a champion (of untrained agents)."""
     model = load_model(str(embedded_model_folder))
-    agents = BatchedAgents(
-        AgentConfig(width=16), num_heads=model.spec.num_heads, head_dim=model.spec.head_dim, generator=torch.Generator()
-    ).requires_grad_(False)
-    policy = PolicySet(agents=agents, spec=model.spec, model_digest=model.digest, training={})
+    policy = draw_policy(model)
     folder = tmp_path_factory.mktemp("reader")
     (folder / "README.md").write_text(README)
     home = Home.open(folder / ".kvp")

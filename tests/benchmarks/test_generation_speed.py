@@ -15,9 +15,9 @@ from kvpolicy import decoding
 from kvpolicy.cache import CompactedCache
 from kvpolicy.generation import compressed_generate
 from kvpolicy.models.loading import load_model
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
+from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.prompts import encode_message
+from tests.drawn_policy import draw_policy
 
 BUDGET, NUM_PROMPT, NUM_NEW, NUM_ROUNDS = 512, 6 * 1024, 48, 2
 TEXT = "What is kept of a text is decided by what later words will want to know of it, and not by how it sounds. "
@@ -33,7 +33,7 @@ def test_decoding_from_a_budget_and_from_everything(embedded_model_folder, monke
     monkeypatch.setattr(decoding, "_end_tokens", lambda model: set())
     per_text = len(encode_message(TEXT * 2, model.tokenizer)) - len(encode_message(TEXT, model.tokenizer))
     prompt = TEXT * (NUM_PROMPT // per_text)
-    policy = _untrained(model)
+    policy = draw_policy(model, AgentConfig())
     speeds: dict[str, list[float]] = {"transformers, full": [], "full": [], "budget": []}
     for _ in range(NUM_ROUNDS):
         compacted = compressed_generate(model, policy, prompt, budget=BUDGET, max_new_tokens=NUM_NEW)
@@ -80,14 +80,6 @@ def test_a_step_on_one_cache_and_on_four(embedded_model, monkeypatch):
             f"{num_rows} at once, {NUM_PROMPT} and {BUDGET} entries: {1e3 * full:.0f} and {1e3 * budget:.0f} ms "
             f"a step, {full / budget:.2f} times as fast"
         )
-
-
-def _untrained(model):
-    spec = model.spec
-    agents = BatchedAgents(
-        AgentConfig(), num_heads=spec.num_heads, head_dim=spec.head_dim, generator=torch.Generator().manual_seed(0)
-    ).requires_grad_(False)
-    return PolicySet(agents=agents, spec=spec, model_digest=model.digest, training={})
 
 
 class _Clock:

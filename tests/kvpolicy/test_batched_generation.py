@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from kvpolicy.generation import compressed_generate
 from kvpolicy.methods.learned import LearnedPolicy
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.streaming import StreamedCaches, StreamedRow
 from tests.conftest import FAMILIES
+from tests.drawn_policy import draw_policy
 
 DIGEST = "0" * 64
 TEXT = "What is kept of a text is decided by what later words will want to know of it, and not by how it sounds. "
@@ -25,15 +24,6 @@ TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
 
 def _model(tiny_model, family):
     return dataclasses.replace(tiny_model(family), digest=DIGEST)
-
-
-def _policy(model):
-    spec = model.spec
-    generator = torch.Generator().manual_seed(0)
-    agents = BatchedAgents(
-        AgentConfig(width=8, position_dim=8), num_heads=spec.num_heads, head_dim=spec.head_dim, generator=generator
-    ).requires_grad_(False)
-    return PolicySet(agents=agents, spec=spec, model_digest=DIGEST, training={})
 
 
 def _prompt(num_letters, start):
@@ -49,7 +39,7 @@ def _prompt(num_letters, start):
 @settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_answer_of_a_batch_is_the_one_alone(tiny_model, family, mode, shape, budget):
     model = _model(tiny_model, family)
-    policy, options = _policy(model), {"budget": budget, "max_new_tokens": 11, **MODES[mode]}
+    policy, options = draw_policy(model), {"budget": budget, "max_new_tokens": 11, **MODES[mode]}
     prompts = [_prompt(*part) for part in shape]
     together = compressed_generate(model, policy, prompts, **options)
     alone = [compressed_generate(model, policy, prompt, **options) for prompt in prompts]
@@ -62,7 +52,7 @@ def test_each_answer_of_a_batch_is_the_one_alone(tiny_model, family, mode, shape
 @pytest.mark.parametrize("family", FAMILIES)
 def test_joined_streams_go_on_as_they_would_alone(tiny_model, draw_tokens, family):
     model = _model(tiny_model, family)
-    row = StreamedRow(method=LearnedPolicy(policy=_policy(model)), budget=32)
+    row = StreamedRow(method=LearnedPolicy(policy=draw_policy(model)), budget=32)
     lengths, num_more = (90, 7, 33, 32), 40
     texts = [draw_tokens(length + num_more, seed=length) for length in lengths]
 
@@ -89,7 +79,7 @@ def test_joined_streams_go_on_as_they_would_alone(tiny_model, draw_tokens, famil
 
 def test_a_stream_that_was_joined_with_none_is_the_stream(tiny_model, draw_tokens):
     model, tokens = _model(tiny_model, "llama"), draw_tokens(100)
-    row = StreamedRow(method=LearnedPolicy(policy=_policy(model)), budget=24)
+    row = StreamedRow(method=LearnedPolicy(policy=draw_policy(model)), budget=24)
     stream = StreamedCaches(model, [row], interval_tokens=10)
     stream.run(model, tokens[None, :60], torch.arange(60)[None], num_logits=1)
     joined = StreamedCaches.joined([stream], interval_tokens=10)
@@ -102,7 +92,7 @@ def test_a_stream_that_was_joined_with_none_is_the_stream(tiny_model, draw_token
 
 def test_positions_of_a_joined_stream_follow_those_of_each_row(tiny_model, draw_tokens, fails_in_one_line):
     model = _model(tiny_model, "llama")
-    row = StreamedRow(method=LearnedPolicy(policy=_policy(model)), budget=24)
+    row = StreamedRow(method=LearnedPolicy(policy=draw_policy(model)), budget=24)
     streams = []
     for length in (30, 50):
         streams.append(StreamedCaches(model, [row], interval_tokens=10))
@@ -119,10 +109,10 @@ def test_answers_end_each_at_its_own_end(tiny_model, monkeypatch):
     model = _model(tiny_model, "llama")
     options = {"budget": 30, "max_new_tokens": 40, "evict_every_tokens": 7}
     prompts = [_prompt(length, start) for length, start in ((120, 0), (20, 5), (70, 9), (2, 0), (90, 30))]
-    whole = compressed_generate(model, _policy(model), prompts, **options)
+    whole = compressed_generate(model, draw_policy(model), prompts, **options)
     ends = {whole[0].token_ids[3], whole[2].token_ids[9], whole[3].token_ids[0]}
     monkeypatch.setattr(model.network.generation_config, "eos_token_id", sorted(ends))
-    answers = compressed_generate(model, _policy(model), prompts, **options)
+    answers = compressed_generate(model, draw_policy(model), prompts, **options)
     for answer, longer in zip(answers, whole, strict=True):
         at = [place for place, token in enumerate(longer.token_ids) if token in ends]
         assert answer.token_ids == longer.token_ids[: at[0] if at else None]
@@ -131,8 +121,8 @@ def test_answers_end_each_at_its_own_end(tiny_model, monkeypatch):
 
 def test_one_prompt_in_a_list_gives_a_list(tiny_model):
     model = _model(tiny_model, "llama")
-    (answer,) = compressed_generate(model, _policy(model), [TEXT], budget=40, max_new_tokens=5)
-    assert answer == compressed_generate(model, _policy(model), TEXT, budget=40, max_new_tokens=5)
+    (answer,) = compressed_generate(model, draw_policy(model), [TEXT], budget=40, max_new_tokens=5)
+    assert answer == compressed_generate(model, draw_policy(model), TEXT, budget=40, max_new_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +136,11 @@ def test_one_prompt_in_a_list_gives_a_list(tiny_model):
 )
 def test_a_batch_with_a_prompt_that_cannot_be_says_which(tiny_model, fails_in_one_line, prompts, expected):
     model = _model(tiny_model, "llama")
-    assert expected in fails_in_one_line(compressed_generate, model, _policy(model), prompts, budget=64)
+    assert expected in fails_in_one_line(compressed_generate, model, draw_policy(model), prompts, budget=64)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_prompt_that_is_no_text_is_named(tiny_model, fails_in_one_line):
     model = _model(tiny_model, "llama")
-    message = fails_in_one_line(compressed_generate, model, _policy(model), ["a", None], budget=64)
+    message = fails_in_one_line(compressed_generate, model, draw_policy(model), ["a", None], budget=64)
     assert message == "prompt 2 of 2 is of type NoneType, expected text"

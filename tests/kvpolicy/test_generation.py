@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kvpolicy.generation import compressed_generate
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
+from tests.drawn_policy import draw_policy
 
 FAMILY, DIGEST = "llama", "0" * 64
 PROMPT = "The pass key is 4821. Remember it. What is the pass key?"
@@ -22,20 +21,6 @@ def model(tiny_model):
 @pytest.fixture(scope="module")
 def network(eager_network):
     return eager_network(FAMILY)
-
-
-def _policy(model, *, constant=False):
-    """Random agents, or agents that score all tokens alike, so that every head keeps the earliest."""
-    spec = model.spec
-    agents = BatchedAgents(
-        AgentConfig(width=8, position_dim=8),
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        generator=torch.Generator().manual_seed(0),
-    ).requires_grad_(False)
-    if constant:
-        agents.score_weight.zero_()
-    return PolicySet(agents=agents, spec=spec, model_digest=DIGEST, training={})
 
 
 def _prompt_ids(model, prompt=PROMPT):
@@ -74,7 +59,9 @@ def _masked_answer(network, prompt_ids, kept):
 @pytest.mark.parametrize("spare", [0, 1, 1000])
 def test_a_budget_that_holds_everything_answers_like_transformers(model, network, spare):
     prompt_ids = _prompt_ids(model)
-    answer = compressed_generate(model, _policy(model), PROMPT, budget=len(prompt_ids) + spare, max_new_tokens=NUM_NEW)
+    answer = compressed_generate(
+        model, draw_policy(model), PROMPT, budget=len(prompt_ids) + spare, max_new_tokens=NUM_NEW
+    )
     assert answer.text == _decode(model, _greedy_answer(network, prompt_ids))
     assert answer.num_kept_tokens == answer.num_prompt_tokens == len(prompt_ids)
     assert answer.num_evicted_tokens == 0
@@ -82,9 +69,9 @@ def test_a_budget_that_holds_everything_answers_like_transformers(model, network
 
 def test_no_budget_keeps_everything(model):
     options = {"max_new_tokens": NUM_NEW, "chunk_tokens": 10, "evict_every_tokens": 5}
-    once = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
-    assert compressed_generate(model, _policy(model), PROMPT, budget=None, max_new_tokens=NUM_NEW) == once
-    assert compressed_generate(model, _policy(model), PROMPT, budget=None, **options).token_ids == once.token_ids
+    once = compressed_generate(model, draw_policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    assert compressed_generate(model, draw_policy(model), PROMPT, budget=None, max_new_tokens=NUM_NEW) == once
+    assert compressed_generate(model, draw_policy(model), PROMPT, budget=None, **options).token_ids == once.token_ids
 
 
 @pytest.mark.parametrize("budget", [20, 25, 50])
@@ -92,7 +79,9 @@ def test_a_smaller_budget_answers_like_a_mask_over_what_is_gone(model, network, 
     prompt_ids = _prompt_ids(model)
     num_tokens = len(prompt_ids)
     assert budget < num_tokens
-    answer = compressed_generate(model, _policy(model, constant=True), PROMPT, budget=budget, max_new_tokens=NUM_NEW)
+    answer = compressed_generate(
+        model, draw_policy(model, constant=True), PROMPT, budget=budget, max_new_tokens=NUM_NEW
+    )
     kept = [*range(budget - 16), *range(num_tokens - 16, num_tokens)]
     assert answer.text == _decode(model, _masked_answer(network, prompt_ids, kept))
     assert answer.num_kept_tokens == budget
@@ -104,9 +93,9 @@ def test_a_smaller_budget_answers_like_a_mask_over_what_is_gone(model, network, 
 
 @pytest.mark.parametrize("chunk_tokens", [50, 1000])
 def test_chunks_that_fit_in_the_budget_answer_alike(model, chunk_tokens):
-    once = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    once = compressed_generate(model, draw_policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
     chunked = compressed_generate(
-        model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW, chunk_tokens=chunk_tokens
+        model, draw_policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW, chunk_tokens=chunk_tokens
     )
     assert chunked == once
 
@@ -119,7 +108,7 @@ def test_an_answer_in_chunks_and_with_evictions_has_room_for_no_more(
     model, chunk_tokens, evict_every_tokens, num_slots
 ):
     options = {"chunk_tokens": chunk_tokens, "evict_every_tokens": evict_every_tokens, "max_new_tokens": 40}
-    answer = compressed_generate(model, _policy(model), PROMPT, budget=24, **options)
+    answer = compressed_generate(model, draw_policy(model), PROMPT, budget=24, **options)
     assert (answer.num_kept_tokens, answer.num_slots) == (24, num_slots)
 
 
@@ -148,12 +137,12 @@ def test_a_streamed_answer_is_that_of_a_mask_that_moves(model, network, budget):
     # Scores that are all alike keep the earliest, and the last 16.
     prompt_ids = _prompt_ids(model)
     options = {"chunk_tokens": 10, "evict_every_tokens": 5, "max_new_tokens": NUM_NEW}
-    answer = compressed_generate(model, _policy(model, constant=True), PROMPT, budget=budget, **options)
+    answer = compressed_generate(model, draw_policy(model, constant=True), PROMPT, budget=budget, **options)
     assert answer.text == _decode(model, _streamed_answer(network, prompt_ids, budget, (10, 5)))
 
 
 def test_the_policy_decides_what_is_kept(model):
-    policies = [_policy(model), _policy(model, constant=True)]
+    policies = [draw_policy(model), draw_policy(model, constant=True)]
     answers = [
         compressed_generate(model, policy, PROMPT, budget=24, max_new_tokens=NUM_NEW)
         for policy in (*policies, policies[0])
@@ -163,25 +152,25 @@ def test_the_policy_decides_what_is_kept(model):
 
 @pytest.mark.parametrize("num_new", [1, 3])
 def test_an_answer_has_as_many_tokens_as_it_may(model, network, num_new):
-    answer = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=num_new)
+    answer = compressed_generate(model, draw_policy(model), PROMPT, budget=400, max_new_tokens=num_new)
     assert answer.text == _decode(model, _greedy_answer(network, _prompt_ids(model), num_new))
 
 
 def test_a_tokenizer_without_a_chat_format_gets_the_plain_prompt(model, network, monkeypatch):
     monkeypatch.setattr(model.tokenizer, "chat_template", None)
     prompt_ids = model.tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
-    answer = compressed_generate(model, _policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
+    answer = compressed_generate(model, draw_policy(model), PROMPT, budget=400, max_new_tokens=NUM_NEW)
     assert answer.num_prompt_tokens == len(prompt_ids)
     assert answer.text == _decode(model, _greedy_answer(network, prompt_ids))
 
 
 @pytest.mark.parametrize("prompt", ["", " \n "])
 def test_an_empty_prompt_is_refused(model, fails_in_one_line, prompt):
-    assert "empty" in fails_in_one_line(compressed_generate, model, _policy(model), prompt, budget=64)
+    assert "empty" in fails_in_one_line(compressed_generate, model, draw_policy(model), prompt, budget=64)
 
 
 def test_a_policy_of_another_model_is_refused(model, fails_in_one_line):
-    policy = dataclasses.replace(_policy(model), model_digest="f" * 64)
+    policy = dataclasses.replace(draw_policy(model), model_digest="f" * 64)
     message = fails_in_one_line(compressed_generate, model, policy, PROMPT, budget=64)
     assert "trained for model ffffffffffffffff, not for 0000000000000000" in message
     unknown = dataclasses.replace(model, digest="")
@@ -190,8 +179,8 @@ def test_a_policy_of_another_model_is_refused(model, fails_in_one_line):
 
 def test_a_policy_of_another_model_of_the_same_shape_is_taken_on_demand(model, fails_in_one_line):
     options = {"budget": 24, "max_new_tokens": NUM_NEW}
-    policy = dataclasses.replace(_policy(model), model_digest="f" * 64)
-    own = compressed_generate(model, _policy(model), PROMPT, **options)
+    policy = dataclasses.replace(draw_policy(model), model_digest="f" * 64)
+    own = compressed_generate(model, draw_policy(model), PROMPT, **options)
     assert compressed_generate(model, policy, PROMPT, allow_other_model=True, **options) == own
     other = dataclasses.replace(policy, spec=dataclasses.replace(model.spec, num_layers=2))
     message = fails_in_one_line(compressed_generate, model, other, PROMPT, allow_other_model=True, **options)
@@ -201,7 +190,7 @@ def test_a_policy_of_another_model_of_the_same_shape_is_taken_on_demand(model, f
 
 @pytest.mark.parametrize("budget", [-1, 0, 19])
 def test_a_budget_below_what_is_always_kept_is_refused(model, fails_in_one_line, budget):
-    message = fails_in_one_line(compressed_generate, model, _policy(model), PROMPT, budget=budget)
+    message = fails_in_one_line(compressed_generate, model, draw_policy(model), PROMPT, budget=budget)
     assert f"{budget} tokens" in message
     assert "20" in message
 
@@ -209,18 +198,18 @@ def test_a_budget_below_what_is_always_kept_is_refused(model, fails_in_one_line,
 @pytest.mark.parametrize("max_new_tokens", [0, -3])
 def test_an_answer_of_no_tokens_is_refused(model, fails_in_one_line, max_new_tokens):
     message = fails_in_one_line(
-        compressed_generate, model, _policy(model), PROMPT, budget=64, max_new_tokens=max_new_tokens
+        compressed_generate, model, draw_policy(model), PROMPT, budget=64, max_new_tokens=max_new_tokens
     )
     assert f"max_new_tokens is {max_new_tokens}" in message
 
 
 @pytest.mark.parametrize("option", ["chunk_tokens", "evict_every_tokens"])
 def test_an_interval_of_no_tokens_is_refused(model, fails_in_one_line, option):
-    message = fails_in_one_line(compressed_generate, model, _policy(model), PROMPT, budget=64, **{option: 0})
+    message = fails_in_one_line(compressed_generate, model, draw_policy(model), PROMPT, budget=64, **{option: 0})
     assert f"{option} is 0, expected at least 1" in message
 
 
 @pytest.mark.parametrize("num_letters", [600, 440])
 def test_a_prompt_and_answer_beyond_the_model_are_refused(model, fails_in_one_line, num_letters):
-    message = fails_in_one_line(compressed_generate, model, _policy(model), "x" * num_letters, budget=64)
+    message = fails_in_one_line(compressed_generate, model, draw_policy(model), "x" * num_letters, budget=64)
     assert "512" in message

@@ -9,23 +9,11 @@ import torch
 from kvpolicy import generation
 from kvpolicy.generation import compressed_generate
 from kvpolicy.models.loading import load_model
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import encode_message
+from tests.drawn_policy import draw_policy
 
 TEXT = "What is kept of a text is decided by what later words will want to know of it, and not by how it sounds. "
 NUM_NEW = 8
-
-
-def _policy(model):
-    spec = model.spec
-    agents = BatchedAgents(
-        AgentConfig(width=8, position_dim=8),
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        generator=torch.Generator().manual_seed(0),
-    ).requires_grad_(False)
-    return PolicySet(agents=agents, spec=spec, model_digest=model.digest, training={})
 
 
 def _living_bytes():
@@ -65,7 +53,7 @@ def _entry_bytes(model):
 
 
 def _check(model, bytes_while_decoding, prompts, budget, slack_bytes):
-    policy, found = _policy(model), []
+    policy, found = draw_policy(model), []
     for kept in (None, budget):
         answers, seen = bytes_while_decoding(model, policy, prompts, budget=kept)
         found.append(answers)

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import kvpolicy
 from kvpolicy import Generation, InputError, compressed_generate, load_model, load_policy
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from storage.lineage import module_digests
+from tests.drawn_policy import draw_policy
 
 STUB = Path(kvpolicy.__file__).with_suffix(".pyi")
 
@@ -45,11 +43,7 @@ def test_what_only_users_call_is_in_no_fingerprint_of_a_stage():
 
 def test_a_policy_in_a_folder_is_used_where_the_folder_is(tiny_model_folder, tmp_path):
     trained_on = load_model(str(tiny_model_folder("llama")), dtype="float32")
-    spec = trained_on.spec
-    agents = BatchedAgents(
-        AgentConfig(width=8), num_heads=spec.num_heads, head_dim=spec.head_dim, generator=torch.Generator()
-    ).requires_grad_(False)
-    policy = PolicySet(agents=agents, spec=spec, model_digest=trained_on.digest, training={})
+    policy = draw_policy(trained_on)
     policy.save(tmp_path / "here")
     expected = compressed_generate(trained_on, policy, "x" * 60, budget=30, max_new_tokens=8)
     assert isinstance(expected, Generation)
@@ -61,6 +55,6 @@ def test_a_policy_in_a_folder_is_used_where_the_folder_is(tiny_model_folder, tmp
     assert compressed_generate(model, found, "x" * 60, budget=30, max_new_tokens=8) == expected
 
     other = load_model(str(tiny_model_folder("llama", rms_norm_eps=1e-4)), dtype="float32")
-    assert other.spec == spec
+    assert other.spec == trained_on.spec
     with pytest.raises(InputError, match=f"trained for model {trained_on.digest[:16]}, not for {other.digest[:16]}"):
         compressed_generate(other, found, "x", budget=30)

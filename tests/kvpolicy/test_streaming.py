@@ -17,8 +17,6 @@ from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.models.language_model import load_language_model
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.ranking import kept_positions
 from kvpolicy.seeds import derive_seed
 from kvpolicy.streaming import (
@@ -28,6 +26,7 @@ from kvpolicy.streaming import (
     require_exact_chunks,
     token_losses,
 )
+from tests.drawn_policy import draw_policy
 
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
 CAN = tuple(name for name in method_names() if method_type(name).recompression_obstacle is None)
@@ -42,12 +41,8 @@ def model(tiny_model):
 
 
 def _method(model, name):
-    config = AgentConfig(width=8, position_dim=8)
-    generator = torch.Generator().manual_seed(0)
-    spec = model.spec
-    agents = BatchedAgents(config, num_heads=spec.num_heads, head_dim=spec.head_dim, generator=generator)
     trained = {
-        "policy": PolicySet(agents=agents.requires_grad_(False), spec=spec, model_digest="", training={}),
+        "policy": draw_policy(model),
         "soft_tokens": SimpleNamespace(embeddings=torch.zeros(2, 64)),
     }
     fields = {field.name for field in dataclasses.fields(method_type(name))}

@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, pipeline
 from kvpolicy import compressed_generate, load_model, load_policy
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.integrations.kvpress import PolicyPress
-from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.prompts import encode_message
 from kvpolicy.ranking import kept_positions
+from tests.drawn_policy import SMALL, draw_policy
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral")  # those that kvpress knows
 NUM_TOKENS = 90
@@ -26,19 +25,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def _network(folder):
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-
-
-def _policy(model, *, position="continuous", constant=False):
-    spec = model.spec
-    agents = BatchedAgents(
-        AgentConfig(width=8, position=position, position_dim=8),
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        generator=torch.Generator().manual_seed(0),
-    ).requires_grad_(False)
-    if constant:
-        agents.score_weight.zero_()
-    return PolicySet(agents=agents, spec=spec, model_digest=model.digest, training={})
 
 
 def _pressed(network, press, tokens):
@@ -61,7 +47,7 @@ def _kept_of(whole, found):
 def test_the_press_keeps_what_our_ranking_keeps(tiny_model_folder, draw_tokens, family, ratio):
     folder = tiny_model_folder(family)
     model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(NUM_TOKENS)
-    policy = _policy(model)
+    policy = draw_policy(model)
     context = prefill(model, tokens, num_queries=0)
     scores = policy.score(context.keys, context.values, torch.arange(NUM_TOKENS)[None])
     expected = kept_positions(scores, compute_n_kept(NUM_TOKENS, ratio))
@@ -76,7 +62,7 @@ def test_ties_go_by_position_as_in_our_ranking(tiny_model_folder, draw_tokens):
     folder = tiny_model_folder("llama")
     model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(NUM_TOKENS)
     context = prefill(model, tokens, num_queries=0)
-    press = PolicyPress(compression_ratio=0.5, policy=_policy(model, constant=True))
+    press = PolicyPress(compression_ratio=0.5, policy=draw_policy(model, constant=True))
     found = torch.cat([keys[0] for keys, _ in _pressed(_network(folder), press, tokens[None])])
     kept = [*range(45 - 16), *range(NUM_TOKENS - 16, NUM_TOKENS)]
     assert _kept_of(context.keys, found).tolist() == [kept] * model.spec.num_heads
@@ -85,7 +71,8 @@ def test_ties_go_by_position_as_in_our_ranking(tiny_model_folder, draw_tokens):
 def test_rows_of_a_batch_are_ranked_each_for_itself(tiny_model_folder, draw_tokens):
     folder = tiny_model_folder("llama")
     model, tokens = load_model(str(folder), dtype="float32"), draw_tokens(2, NUM_TOKENS)
-    network, press = _network(folder), PolicyPress(compression_ratio=0.6, policy=_policy(model, position="table"))
+    policy = draw_policy(model, dataclasses.replace(SMALL, position="table"))
+    network, press = _network(folder), PolicyPress(compression_ratio=0.6, policy=policy)
     together = _pressed(network, press, tokens)
     for row in range(2):
         for (keys, values), (own_keys, own_values) in zip(
@@ -98,7 +85,7 @@ def test_rows_of_a_batch_are_ranked_each_for_itself(tiny_model_folder, draw_toke
 def test_transformers_answers_on_the_pressed_cache_as_we_do_on_ours(tiny_model_folder, tmp_path):
     folder = tiny_model_folder("llama")
     model = load_model(str(folder), dtype="float32")
-    _policy(model).save(tmp_path)
+    draw_policy(model).save(tmp_path)
     policy, prompt, num_new = load_policy(tmp_path), "The pass key is 4821. What is the pass key? " * 2, 10
     ids = torch.tensor([encode_message(prompt, model.tokenizer)])
     num_tokens = ids.shape[1]
@@ -125,14 +112,14 @@ def test_transformers_answers_on_the_pressed_cache_as_we_do_on_ours(tiny_model_f
 def test_a_ratio_of_nothing_evicts_nothing(tiny_model_folder, draw_tokens):
     folder = tiny_model_folder("llama")
     model = load_model(str(folder), dtype="float32")
-    (keys, _), *_ = _pressed(_network(folder), PolicyPress(policy=_policy(model)), draw_tokens(1, NUM_TOKENS))
+    (keys, _), *_ = _pressed(_network(folder), PolicyPress(policy=draw_policy(model)), draw_tokens(1, NUM_TOKENS))
     assert keys.shape[2] == NUM_TOKENS
 
 
 def test_another_model_is_refused_before_anything_is_run(tiny_model_folder, draw_tokens, fails_in_one_line):
     model = load_model(str(tiny_model_folder("llama")), dtype="float32")
     other = _network(tiny_model_folder("llama", rms_norm_eps=1e-4))
-    press = PolicyPress(compression_ratio=0.5, policy=_policy(model))
+    press = PolicyPress(compression_ratio=0.5, policy=draw_policy(model))
     message = fails_in_one_line(_pressed, other, press, draw_tokens(1, NUM_TOKENS))
     assert f"trained for model {model.digest[:16]}" in message
     renamed = _network(tiny_model_folder("llama"))
@@ -149,13 +136,13 @@ def test_fewer_tokens_than_are_always_kept_are_refused(
     tiny_model_folder, draw_tokens, fails_in_one_line, num_tokens, ratio
 ):
     folder = tiny_model_folder("llama")
-    press = PolicyPress(compression_ratio=ratio, policy=_policy(load_model(str(folder), dtype="float32")))
+    press = PolicyPress(compression_ratio=ratio, policy=draw_policy(load_model(str(folder), dtype="float32")))
     assert "expected from 20" in fails_in_one_line(_pressed, _network(folder), press, draw_tokens(1, num_tokens))
 
 
 def test_parts_of_a_prompt_are_refused(tiny_model_folder, draw_tokens, fails_in_one_line):
     folder = tiny_model_folder("llama")
-    press = PolicyPress(compression_ratio=0.5, policy=_policy(load_model(str(folder), dtype="float32")))
+    press = PolicyPress(compression_ratio=0.5, policy=draw_policy(load_model(str(folder), dtype="float32")))
     chunked = ChunkPress(press=press, chunk_length=45)
     assert "ranks whole prompts" in fails_in_one_line(_pressed, _network(folder), chunked, draw_tokens(1, NUM_TOKENS))
 
@@ -163,7 +150,7 @@ def test_parts_of_a_prompt_are_refused(tiny_model_folder, draw_tokens, fails_in_
 def test_it_works_in_the_pipeline_of_kvpress(tiny_model_folder):
     folder = tiny_model_folder("llama")
     model = load_model(str(folder), dtype="float32")
-    press = PolicyPress(compression_ratio=0.5, policy=_policy(model))
+    press = PolicyPress(compression_ratio=0.5, policy=draw_policy(model))
     ask = pipeline("kv-press-text-generation", model=_network(folder), tokenizer=model.tokenizer)
     cache = DynamicCache()
     answer = ask("The pass key is 4821. " * 4, question="Which is it?", press=press, cache=cache, max_new_tokens=4)
@@ -173,7 +160,7 @@ def test_it_works_in_the_pipeline_of_kvpress(tiny_model_folder):
 
 def test_the_example_of_the_page_runs(tiny_model_folder, tmp_path, monkeypatch, capsys):
     shutil.copytree(tiny_model_folder("llama"), tmp_path / "my-model")
-    _policy(load_model(str(tmp_path / "my-model"), dtype="float32")).save(tmp_path / "my-policy")
+    draw_policy(load_model(str(tmp_path / "my-model"), dtype="float32")).save(tmp_path / "my-policy")
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "using.md").read_text(), flags=re.DOTALL)
     (program,) = (program for program in programs if "kvpress" in program)
