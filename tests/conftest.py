@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -120,6 +121,28 @@ def eager_network(tiny_model_folder: Callable[..., Path]) -> Callable[..., torch
         return loaded[folder]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database of a new home, to be copied: making one takes seconds."""
+    from storage.home import Home
+    from storage.tracking import Tracking
+
+    home = Home.open(tmp_path_factory.mktemp("mlflow") / "home")
+    Tracking(home).prepare()
+    return home.mlflow_db
+
+
+@pytest.fixture
+def mlflow_home(tmp_path: Path, mlflow_database: Path) -> Any:
+    """A home that has MLflow's tables and nothing else."""
+    from storage.home import Home
+
+    home = Home.open(tmp_path / "home")
+    home.mlflow.mkdir()
+    shutil.copy(mlflow_database, home.mlflow_db)
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from storage import openlineage_delivery
 from storage.artifacts import Artifact
 from storage.catalog import Catalog
 from storage.digests import digest_bytes
@@ -52,3 +55,16 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "store")
     url: str = request.getfixturevalue("s3_url")
     return url
+
+
+@pytest.fixture
+def no_receiver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Neither the variables nor the configuration of whoever runs the tests; the client sets variables, too."""
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(openlineage_delivery, "_SILENCE", openlineage_delivery._Silence())
+    yield
+    for name in [name for name in os.environ if name.startswith("OPENLINEAGE__TRANSPORT__TRANSPORTS__")]:
+        del os.environ[name]

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from storage.environment import environment
 from storage.errors import StorageError
 from storage.lineage import code_fingerprint, module_digests, stage_key
 
@@ -86,11 +85,3 @@ def test_unknown_modules_and_broken_sources_are_one_line(project: Path) -> None:
     (project / "shop" / "coin.py").write_text("def (\n")
     with pytest.raises(StorageError, match="is no Python: line 1"):
         code_fingerprint("shop.coin", PACKAGES)
-
-
-def test_the_environment_names_what_it_runs_on() -> None:
-    around = environment()
-    assert around.packages["zarr"] and around.packages["pytest"]
-    assert " x " in around.hardware and "GiB" in around.hardware
-    assert around is environment()
-    assert set(around.to_json()) == {"python", "platform", "hardware", "threads", "packages"}

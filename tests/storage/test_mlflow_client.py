@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -30,20 +29,9 @@ except StorageError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of this release."""
-    home = Home.open(tmp_path_factory.mktemp("made") / "home")
-    Tracking(home).prepare()
-    return home.mlflow_db
-
-
 @pytest.fixture
-def home(tmp_path: Path, made: Path) -> Home:
-    home = Home.open(tmp_path / "home")
-    home.mlflow.mkdir()
-    shutil.copy(made, home.mlflow_db)
-    return home
+def home(mlflow_home: Home) -> Home:
+    return mlflow_home
 
 
 def refused(home: Home) -> str:

@@ -32,19 +32,9 @@ resolve(Home.open(sys.argv[1]), sys.argv[2])
 """
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = Home.open(tmp_path_factory.mktemp("empty") / "home")
-    Tracking(home).prepare()
-    return home.mlflow_db
-
-
 @pytest.fixture
-def home(tmp_path: Path, empty_database: Path) -> Home:
-    home = Home.open(tmp_path / "home")
-    home.mlflow.mkdir()
-    shutil.copy(empty_database, home.mlflow_db)
-    return home
+def home(mlflow_home: Home) -> Home:
+    return mlflow_home
 
 
 @pytest.fixture
