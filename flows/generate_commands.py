@@ -52,7 +52,6 @@ def generate(
         # Before the model's weights are loaded, which takes longer.
         policies = find_policy(opened, policy, model_digest=found.digest)
         loaded = load_model(found, dtype=dtype)
-        options = {"max_new_tokens": max_new_tokens}
         compressed = compressed_generate(
             loaded,
             policies,
@@ -60,29 +59,30 @@ def generate(
             budget=budget,
             chunk_tokens=chunk_tokens,
             evict_every_tokens=evict_every,
-            **options,
+            max_new_tokens=max_new_tokens,
         )
-        # Afterwards: whoever comes first also warms everything up.
-        full = compressed_generate(loaded, policies, prompts, budget=None, **options) if compare else None
+        full = None
+        if compare:  # afterwards: whoever comes first also warms everything up
+            full = compressed_generate(loaded, policies, prompts, budget=None, max_new_tokens=max_new_tokens)
+    answers = list(zip(prompt_file, compressed, full or [None] * len(prompts), strict=True))
     if as_json:
-        answers = [
-            {"prompt_file": place, "compacted": _plain(own), "full": _plain(other) if other else None}
-            for place, own, other in zip(prompt_file, compressed, full or [None] * len(prompts), strict=True)
-        ]
         document = {
             "model": {"name": found.name, "digest": found.digest},
             "policy": policy,
             "budget": budget,
-            "answers": answers,
+            "answers": [
+                {"prompt_file": place, "compacted": _plain(own), "full": _plain(other) if other else None}
+                for place, own, other in answers
+            ],
         }
         print(json.dumps(document, allow_nan=False))
         return
-    for index, (place, answer) in enumerate(zip(prompt_file, compressed, strict=True)):
-        if full:
-            _print_both(place, budget, answer, full[index])
+    for place, own, other in answers:
+        if other:
+            _print_both(place, budget, own, other)
         else:
-            _print_answer(place if len(prompts) > 1 else "", answer)
-        print(_what_was_evicted(answer, budget), file=sys.stderr)
+            _print_answer(place if len(prompts) > 1 else "", own)
+        print(_what_was_evicted(own, budget), file=sys.stderr)
 
 
 def _read(place: str) -> str:

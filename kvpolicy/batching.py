@@ -1,9 +1,10 @@
 """How many caches run at once: a batch is limited by the logits of its new tokens and by the entries that it holds."""
 
 MAX_LOGITS = 64 * 2**20
-"""256 MB of float32."""
+"""Of all rows together: 256 MB of float32."""
 
 MAX_ENTRIES = 16 * 2**10
+"""Of each head, in all rows together."""
 
 
 def rows_that_fit(*, num_logits: int, num_entries: int) -> int:

@@ -3,8 +3,6 @@
 Every row of the batch is one variant of the same example (a method at a budget); rows may keep different numbers of
 entries, and so may the heads of a row. Kept entries lie at the right end of the past, so that new tokens follow in the
 same slots for all; positions stay those of the original sequence. What to keep is decided elsewhere (kvpolicy.ranking).
-
-Legend: R rows, L layers, K KV heads of a layer, S slots.
 """
 
 import copy
@@ -26,6 +24,9 @@ class CompactedCache:
 
     It is the attention session of the passes that run on it: new tokens see the kept entries of their row and head, and
     each other.
+
+    Attributes:
+        num_past_tokens: Slots in use, equally many in every row and head; what a row has too many of hold nothing.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class CompactedCache:
         self.num_past_tokens = max(row.shape[1] for row in kept)
         num_heads, _, dim = keys.shape
         by_layer = (num_heads // num_kv_heads, num_kv_heads)
-        slots = (len(kept), *by_layer, self.num_past_tokens + num_new_tokens)
+        slots = (len(kept), *by_layer, self.num_past_tokens + num_new_tokens)  # row, layer, KV head, slot
         self._keys, self._values = keys.new_zeros(*slots, dim), values.new_zeros(*slots, dim)
         # Original positions; NOT_KEPT where a slot holds nothing, which no token may see.
         self._positions = torch.full(slots, NOT_KEPT, device=keys.device)
@@ -83,8 +84,8 @@ class CompactedCache:
         joined._is_ragged = any(cache._is_ragged for cache in caches)
         for name, nothing in (("_keys", 0), ("_values", 0), ("_positions", NOT_KEPT)):
             parts = [getattr(cache, name)[:, :, :, : cache.num_past_tokens] for cache in caches]
-            _, *by_layer, _ = parts[0].shape[:4]
-            shape = (sum(map(len, parts)), *by_layer, most + num_new_tokens, *parts[0].shape[4:])
+            _, num_layers, num_kv_heads, _, *dim = parts[0].shape
+            shape = (sum(map(len, parts)), num_layers, num_kv_heads, most + num_new_tokens, *dim)
             new = parts[0].new_full(shape, nothing)
             for own, part in zip(new.split([len(part) for part in parts]), parts, strict=True):
                 own[:, :, :, most - part.shape[3] : most] = part

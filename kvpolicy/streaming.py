@@ -85,8 +85,8 @@ class StreamedCaches:
         self._num_seen = torch.zeros(len(rows), dtype=torch.long)
         needs_rotary = any(row.method.needs_rotary for row in rows)
         # Where frequencies depend on the length (dynamic, LongRoPE), those of the longest stream stand for all.
-        self._rotary = read_rotary(model, model.spec.max_positions) if needs_rotary else None
         spec = model.spec
+        self._rotary = read_rotary(model, spec.max_positions) if needs_rotary else None
         nothing = torch.zeros(spec.num_heads, 0, spec.head_dim, dtype=model.dtype, device=model.device)
         self._cache = CompactedCache(
             nothing,
@@ -179,9 +179,8 @@ class StreamedCaches:
             if self._cache.num_slots < self._cache.num_past_tokens + room:
                 self._cache.resize(room)
             end = min(start + room, num_tokens)
-            wanted = end - max(start, num_tokens - num_logits)
-            piece = self._cache.run(model, token_ids[:, start:end], positions[:, start:end], max(0, wanted))
-            logits.append(piece)
+            wanted = max(0, end - max(start, num_tokens - num_logits))
+            logits.append(self._cache.run(model, token_ids[:, start:end], positions[:, start:end], wanted))
             self._num_since += end - start
             self._num_seen = self._num_seen + (end - start)
             if self._num_since == self._interval_tokens:

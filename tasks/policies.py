@@ -41,10 +41,10 @@ def find_policy(home: Home | None, reference: str, *, model_digest: str, device:
         StorageError: If the catalog or the registry has nothing of that name, or cannot be read.
     """
     folder = policy_folder(reference)
-    if folder is None and home is None:
-        raise InputError(f"policy {reference!r} is no folder, and there is no home in which to look it up")
     if folder is not None:
         policy = load_policy(folder, device=device)
+    elif home is None:
+        raise InputError(f"policy {reference!r} is no folder, and there is no home in which to look it up")
     elif is_registered(reference):
         policy = _from_registry(home, reference, device)
     else:
