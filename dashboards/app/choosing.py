@@ -29,7 +29,7 @@ def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
     default = asked.model_id if asked else evaluations[0].model_id
     model = selection.one("model", "Model", labels, default=default, resets=["evaluation"])
     own = [evaluation for evaluation in evaluations if evaluation.model_id == model]
-    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({e.id[-16:][:6]})") for e in own]
+    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({short_id(e.id)})") for e in own]
     chosen = selection.one("evaluation", "Evaluation", options, resets=["sample", "head"])
     return next(evaluation for evaluation in own if evaluation.id == chosen)
 
@@ -58,6 +58,11 @@ def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
     """Where the numbers of a page come from, as links into the lineage."""
     ids = [evaluation.id, evaluation.run_id, *others]
     return [lineage_link(name) for name in ids]
+
+
+def short_id(any_id: str) -> str:
+    """So much of the digest in an id that people can tell it from others."""
+    return any_id[-16:][:6]
 
 
 def lineage_link(any_id: str, text: str = "") -> Link:

@@ -41,7 +41,7 @@ class Heads:
         return 105 + max(22 * (1 + max(row for _, row in self.places)), 66)
 
     def draw(
-        self, values: Sequence[float], texts: Sequence[str], *, colours: Mapping[str, Any], chosen: int
+        self, values: Sequence[float], texts: Sequence[str], *, colours: Mapping[str, Any], chosen: int | None
     ) -> go.Figure:
         """A map of one value a head; what is NaN is left empty.
 
@@ -49,7 +49,7 @@ class Heads:
             values: in the order of heads.
             texts: what the pointer shows.
             colours: plotly's scale, range and bar.
-            chosen: place of the head that is marked; -1 for none.
+            chosen: place of the head that is marked, if one is.
         """
         layers = 1 + max(layer for layer, _ in self.places)
         rows = 1 + max(row for _, row in self.places)
@@ -74,7 +74,7 @@ class Heads:
         drawing.add_heatmap(
             z=z, text=words, customdata=heads, hovertemplate="%{text}<extra></extra>", xgap=1, ygap=1, **colours
         )
-        if chosen >= 0:
+        if chosen is not None:
             layer, row = self.places[chosen]
             corners = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": row - 0.5, "y1": row + 0.5}
             drawing.add_shape(type="rect", line={"color": _MARK, "width": 3}, **corners)

@@ -38,14 +38,14 @@ def heads_page(records: Records, selection: Selection) -> Page:
     baseline = selection.one("baseline", "Against", baselines)
     options = [("", "none"), *((str(head), name) for head, name in enumerate(heads.names))]
     head = selection.one("head", "Head", options)
-    chosen = int(head) if head else -1
+    chosen = int(head) if head else None
     against = _baseline(costs, [name for name in heuristics if name != method], baseline)
     figures = [_cost_map(heads, method, costs[method], chosen)]
     if against is not None:
         words = "the best heuristic" if baseline == BEST else baseline
         figures.append(_gain_map(heads, method, costs[method], words=words, against=against, chosen=chosen))
     detail = None
-    if head:
+    if chosen is not None:
         detail = _detail(
             records, evaluation, selection, heads=heads, costs=costs, setting=setting, method=method, chosen=chosen
         )
@@ -56,7 +56,7 @@ def heads_page(records: Records, selection: Selection) -> Page:
             "lead": "The importance that a ranking loses, summed over all budgets, over that of the best ranking: 1 is "
             "optimal.",
             "figures": figures,
-            "hint": "" if head else "Click a head, or choose one above, for its training, importance and ranking.",
+            "hint": "" if detail else "Click a head, or choose one above, for its training, importance and ranking.",
             "detail": detail,
             "origin": origin(evaluation, records.policy_sets(evaluation)),
         },
@@ -85,7 +85,7 @@ def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tupl
     ]
 
 
-def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int) -> Figure:
+def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int | None) -> Figure:
     logs = [math.log10(cost) for cost in costs]
     known = [cost for cost in costs if not math.isnan(cost)]
     words = f"from {number(min(known))} to {number(max(known))}, median {number(median(known))}"
@@ -107,7 +107,7 @@ def _gain_map(
     *,
     words: str,
     against: Sequence[tuple[float, str]],
-    chosen: int,
+    chosen: int | None,
 ) -> Figure:
     gains = [other / cost for cost, (other, _) in zip(costs, against, strict=True)]
     logs = [math.log10(gain) for gain in gains]

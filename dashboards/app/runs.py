@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dashboards.app.choosing import FindServices, lineage_link, mlflow_link
+from dashboards.app.choosing import FindServices, lineage_link, mlflow_link, short_id
 from dashboards.app.content import Cell, Figure, Link, Nothing, Outcome, Page, Table, new_drawing, number
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
@@ -61,7 +61,7 @@ def _timeline(runs: Sequence[Row]) -> Figure:
         bargap=0.35,
         legend_above=True,
         xaxis={"type": "date"},
-        yaxis={"automargin": True, "categoryorder": "array", "categoryarray": list(_stages_by_start(runs))},
+        yaxis={"automargin": True, "categoryorder": "array", "categoryarray": _stages_by_start(runs)},
     )
     drawing.update_layout(margin={"b": 36})
     span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
@@ -91,12 +91,10 @@ def _timeline(runs: Sequence[Row]) -> Figure:
     )
 
 
-def _stages_by_start(runs: Sequence[Row]) -> Iterator[str]:
+def _stages_by_start(runs: Sequence[Row]) -> list[str]:
     """Stages from bottom to top: the last that began first."""
-    starts: dict[str, object] = {}
-    for run in sorted(runs, key=lambda run: run["started_at"]):
-        starts.setdefault(run["stage"], run["started_at"])
-    yield from reversed(starts)
+    ordered = sorted(runs, key=lambda run: run["started_at"])
+    return list(dict.fromkeys(run["stage"] for run in ordered))[::-1]
 
 
 def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
@@ -214,7 +212,7 @@ def _difference(decision: Row) -> str:
 
 
 def _policy_link(policy_set_id: str) -> Cell:
-    return lineage_link(policy_set_id, f"policy set {policy_set_id[-16:][:6]}") if policy_set_id else "–"
+    return lineage_link(policy_set_id, f"policy set {short_id(policy_set_id)}") if policy_set_id else "–"
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import dendrogram, fcluster, leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from dashboards.app.choosing import lineage_link
+from dashboards.app.choosing import lineage_link, short_id
 from dashboards.app.content import DIVERGING, GREY, Figure, Nothing, Page, Table, new_drawing, number
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
@@ -69,7 +69,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     policy_sets = records.policy_sets_with_pairs()
     if not policy_sets:
         raise Nothing("No policies have been trained in this home yet.", "kvp train --preset smoke")
-    options = [(key, f"{name} ({key[-16:][:6]})") for key, name in policy_sets]
+    options = [(key, f"{name} ({short_id(key)})") for key, name in policy_sets]
     policy_set = selection.one("policy", "Held-out traces of", options)
     pairs = records.of_policy_set("head_pairs", policy_set)
     if not pairs:
