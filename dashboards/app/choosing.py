@@ -39,14 +39,14 @@ def _samples(evaluation: Evaluation) -> str:
     return evaluation.name.removeprefix(evaluation.model_name).removeprefix(" on ") or evaluation.name
 
 
-def choose_place(selection: Selection, rows: Iterable[Row]) -> tuple[str, str]:
-    """One of the benchmarks and settings of some rows, which no figure mixes."""
+def choose_place(selection: Selection, rows: Sequence[Row]) -> list[Row]:
+    """The rows of one benchmark and setting, which no figure mixes with others."""
     places = list(dict.fromkeys((row["benchmark"], row["setting"]) for row in rows))
     benchmarks = dict.fromkeys(sorted(benchmark for benchmark, _ in places))
     benchmark = selection.one("benchmark", "Benchmark", [(name, name) for name in benchmarks])
     settings = sorted(setting for own, setting in places if own == benchmark)
     setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
-    return benchmark, setting
+    return [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
 
 
 def in_order(methods: Iterable[str]) -> list[str]:

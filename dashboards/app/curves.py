@@ -130,8 +130,7 @@ def _choose(records: Records, compare: CompareScores, selection: Selection) -> _
     rows = records.curves(evaluation)
     if not rows:
         raise Nothing("The curves of this evaluation are not in the catalog.", "kvp evaluate")
-    benchmark, setting = choose_place(selection, rows)
-    rows = [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
+    rows = choose_place(selection, rows)
     names = list(METRICS)
     metrics = sorted({row["metric"] for row in rows}, key=lambda name: names.index(name) if name in names else 99)
     metric = selection.one("metric", "Metric", [(name, metric_label(name)) for name in metrics])

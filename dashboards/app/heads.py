@@ -27,8 +27,7 @@ def heads_page(records: Records, selection: Selection) -> Page:
     rows = records.head_costs(evaluation)
     if not rows:
         raise Nothing("What each head costs is not in the catalog.", "kvp evaluate")
-    benchmark, setting = choose_place(selection, rows)
-    rows = [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
+    rows = choose_place(selection, rows)
     heads = Heads.of_rows(rows)
     costs = _costs(rows, heads)
     trained = {row["method"] for row in rows if row["policy_set_id"]}
@@ -47,7 +46,14 @@ def heads_page(records: Records, selection: Selection) -> Page:
     detail = None
     if chosen is not None:
         detail = _detail(
-            records, evaluation, selection, heads=heads, costs=costs, setting=setting, method=method, chosen=chosen
+            records,
+            evaluation,
+            selection,
+            heads=heads,
+            costs=costs,
+            setting=rows[0]["setting"],
+            method=method,
+            chosen=chosen,
         )
     return Page(
         template="heads.html",
