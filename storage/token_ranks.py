@@ -1,4 +1,4 @@
-"""Rankings of contexts token by token, as two Parquet files in the folder of an analysis.
+"""Rankings of contexts token by token, as two Parquet files in the folder of an evaluation shard.
 
 `contexts.parquet` has a row for each context: the text of its tokens, and what the future pays each of them in every
 head. `rankings.parquet` has a row for each ranking of one of them. Both have a row group for each context, so that one
@@ -122,13 +122,11 @@ def write_token_ranks(folder: Path, contexts: Sequence[StoredContext]) -> None:
 
     Args:
         folder: where they go; it is made if it is missing.
-        contexts: at least one.
+        contexts: none are fine: the files then say that there are none.
 
     Raises:
-        StorageError: if there are none, or they cannot be written.
+        StorageError: if they cannot be written.
     """
-    if not contexts:
-        raise StorageError(f"no contexts to write to {folder}")
     digest = digest_of(contexts)
     _write(folder / CONTEXTS, ([_context_row(context)] for context in contexts), digest)
     _write(folder / RANKINGS, (_ranking_rows(context) for context in contexts), digest)
@@ -138,7 +136,7 @@ def list_contexts(folder: Path) -> list[dict[str, Any]]:
     """Return what there is in a folder: sample_id, benchmark, task, setting, budgets and numbers of heads and tokens.
 
     Returns:
-        A row for each context; none if the analysis was made before rankings were kept.
+        A row for each context; none if the shard was made before rankings were kept.
 
     Raises:
         StorageError: if the file is damaged.
@@ -206,8 +204,8 @@ def is_whole(folder: Path) -> bool:
         names = list_contexts(folder)
         contexts = [read_context(folder, row["sample_id"], row["setting"]) for row in names]
         found = digest_of(context for context in contexts if context is not None)
-        return bool(names) and {_written_digest(folder / name) for name in (CONTEXTS, RANKINGS)} == {found}
-    except (StorageError, ValueError):
+        return {_written_digest(folder / name) for name in (CONTEXTS, RANKINGS)} == {found}
+    except (StorageError, OSError, ValueError):  # a file that is lost is an OSError, one that is cut a ValueError
         return False
 
 

@@ -1,7 +1,7 @@
 """Analysing: what the reward is worth on some of the judged examples, one task a shard.
 
 In float32 whatever the type in which the model is judged, as the harm of a single token can be as small as the rounding
-of bfloat16. Beside what that adds up to, the shard keeps every ranking token by token, for people to look at.
+of bfloat16.
 """
 
 import dataclasses
@@ -9,18 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from kvpolicy.evaluation import EvaluateConfig, RankedContext, analyse_example
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import cut_sample
+from kvpolicy.evaluation import EvaluateConfig, analyse_example
 from kvpolicy.seeds import derive_seed
-from kvpolicy.token_text import token_pieces
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
-from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks
 from tasks.evaluate import SCORES, judged_inputs, judged_parameters, make_contenders, score_row
 from tasks.model import load_model
 from tasks.progress import progress
@@ -61,7 +55,6 @@ def analyse_shard(
     def body(run: RunRecorder) -> None:
         scores: list[dict[str, Any]] = []
         findings: list[dict[str, Any]] = []
-        contexts: list[StoredContext] = []
         language_model = load_model(exact)
         contenders = make_contenders(config, trained, exact, str(language_model.device))
         with progress("analyse", stop - first, "examples") as advance:
@@ -78,42 +71,17 @@ def analyse_shard(
                 scores += [score_row(sample, score) for score in result.scores]
                 own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
                 findings += [own | dataclasses.asdict(finding) for finding in result.findings]
-                tokenizer = language_model.tokenizer
-                contexts += [_stored(example, context, config.budgets, tokenizer) for context in result.contexts]
                 advance(sample.task)
-        digest = digest_json([scores, findings, digest_of(contexts)])
+        digest = digest_json([scores, findings])
         folder = home.evaluations / "analyses" / digest[:16]
         write_rows(folder / SCORES, scores)
         write_rows(folder / FINDINGS, findings)
-        write_token_ranks(folder, contexts)
         name = f"analysis of examples {first} to {stop - 1} of {prompts.artifact_id}"
         run.output("shard", Artifact(kind="analysis_shard", digest=digest, name=name, uri=str(folder)))
 
     outcome = run_stage(home, stage, body, note_skip=False)
     artifact = Catalog(home).artifact(outcome.outputs["shard"])
     return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
-
-
-def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any) -> StoredContext:
-    sample, num_context = example.sample, cut_sample(example, context.setting).num_context
-    return StoredContext(
-        sample_id=sample.sample_id,
-        benchmark=sample.benchmark,
-        task=sample.task,
-        setting=context.setting,
-        budgets=tuple(budgets),
-        pieces=tuple(token_pieces((*example.context_ids, *example.question_ids)[:num_context], tokenizer)),
-        importance=context.importance.float().numpy(),
-        rankings=tuple(
-            StoredRanking(
-                method=own.method,
-                seed=own.seed,
-                ranks=own.ranks.numpy().astype(np.int32),
-                kept=own.kept.numpy().astype(np.int32),
-            )
-            for own in context.rankings
-        ),
-    )
 
 
 def read_findings(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:

@@ -1,21 +1,29 @@
-"""Evaluating: one task a shard of examples. What the figures add up to is the business of `tasks.publish`."""
+"""Evaluating: one task a shard of examples. What the figures add up to is the business of `tasks.publish`.
+
+Beside the figures a shard keeps every ranking of some of its examples token by token, for people to look at.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
-from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, Score, evaluate_example
+from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, RankedContext, Score, evaluate_example
 from kvpolicy.methods.registry import make_method, method_type
+from kvpolicy.prompts import EncodedSample
+from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
+from kvpolicy.token_text import token_pieces
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
+from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks
 from tasks.model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
@@ -47,6 +55,7 @@ def evaluate_shard(
             **judged_parameters(config),
             "num_generated": config.num_generated,
             "max_answer_tokens": config.max_answer_tokens,
+            "num_ranked": config.num_ranked,
             "chunk_tokens": config.chunk_tokens,
             "dtype": model.dtype,
             "first": first,
@@ -58,11 +67,12 @@ def evaluate_shard(
     def body(run: RunRecorder) -> None:
         language_model = load_model(model)
         contenders = make_contenders(config, trained, model, str(language_model.device))
-        scores, costs, samples = [], [], []
+        scores, costs, samples, contexts = [], [], [], []
+        num_ranked = 0 if config.chunk_tokens else config.num_ranked
         tasks = [sample.task for sample in read_samples(prompts)]
         with progress("evaluate", stop - first, "examples") as advance:
             for index, example in enumerate(read_encoded(prompts, model, slice(first, stop)), start=first):
-                task = example.sample.task
+                place = tasks[:index].count(example.sample.task)  # among the samples of its task
                 result = evaluate_example(
                     language_model,
                     example,
@@ -70,18 +80,22 @@ def evaluate_shard(
                     config.budgets,
                     settings=config.settings,
                     sample_seed=derive_seed(seed, example.sample.sample_id),
-                    generate=tasks[:index].count(task) < config.num_generated,
+                    generate=place < config.num_generated,
                     max_answer_tokens=config.max_answer_tokens,
                     chunk_tokens=config.chunk_tokens,
+                    keep_rankings=place < num_ranked,
                 )
                 scores += [score_row(example.sample, score) for score in result.scores]
                 costs += _cost_rows(example.sample, result)
+                tokenizer = language_model.tokenizer
+                contexts += [_stored(example, context, config.budgets, tokenizer) for context in result.contexts]
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)
-        digest = digest_json([scores, costs])
+        digest = digest_json([scores, costs, digest_of(contexts)])
         folder = home.evaluations / "shards" / digest[:16]
         write_rows(folder / SCORES, scores)
         write_rows(folder / COSTS, costs)
+        write_token_ranks(folder, contexts)
         run.append("samples", samples)
         name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
         run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
@@ -140,6 +154,28 @@ def score_row(sample: Sample, score: Score) -> dict[str, Any]:
     """A score with the sample that it is of."""
     own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
     return own | dataclasses.asdict(score)
+
+
+def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any) -> StoredContext:
+    sample, num_context = example.sample, cut_sample(example, context.setting).num_context
+    return StoredContext(
+        sample_id=sample.sample_id,
+        benchmark=sample.benchmark,
+        task=sample.task,
+        setting=context.setting,
+        budgets=tuple(budgets),
+        pieces=tuple(token_pieces((*example.context_ids, *example.question_ids)[:num_context], tokenizer)),
+        importance=context.importance.float().numpy(),
+        rankings=tuple(
+            StoredRanking(
+                method=own.method,
+                seed=own.seed,
+                ranks=own.ranks.numpy().astype(np.int32),
+                kept=own.kept.numpy().astype(np.int32),
+            )
+            for own in context.rankings
+        ),
+    )
 
 
 def _cost_rows(sample: Sample, result: ExampleResult) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ def champion_config(judged: EvaluateConfig) -> EvaluateConfig:
         methods=(LEARNED,),
         settings=(compared_setting(judged),),
         num_generated=0,
+        num_ranked=0,
         num_analysed=0,
         max_answer_tokens=None,
         num_policy_seeds=1,

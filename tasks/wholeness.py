@@ -44,8 +44,8 @@ def is_whole(artifact: Artifact) -> bool:
     return not artifact.uri or (place.exists() and _CHECKS.get(artifact.kind, lambda *_: True)(place, artifact.digest))
 
 
-def _is_whole_analysis(place: Path, digest: str) -> bool:
-    return _readable("scores.parquet", "findings.parquet")(place, digest) and has_whole_ranks(place)
+def _is_whole_evaluation(place: Path, digest: str) -> bool:
+    return _readable("scores.parquet", "costs.parquet")(place, digest) and has_whole_ranks(place)
 
 
 def _readable(*names: str) -> Callable[[Path, str], bool]:
@@ -66,6 +66,6 @@ def _readable(*names: str) -> Callable[[Path, str], bool]:
 _CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
     **{kind: partial(is_whole_trained, kind) for kind in ("policy_set", "head_group", "soft_tokens")},
     "prompts": _readable(),
-    "evaluation_shard": _readable("scores.parquet", "costs.parquet"),
-    "analysis_shard": _is_whole_analysis,
+    "evaluation_shard": _is_whole_evaluation,
+    "analysis_shard": _readable("scores.parquet", "findings.parquet"),
 }

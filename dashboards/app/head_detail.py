@@ -6,12 +6,12 @@ import numpy as np
 
 from dashboards.app.content import GREY, Figure, Nothing, log_axis, new_drawing, number
 from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
-from dashboards.app.records import AnalysedContext, Evaluation, Records
+from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
 from dashboards.styles import LEARNED, style_of
 from storage.token_ranks import StoredContext
 
-ANALYSE = "kvp evaluate --set evaluate.num_analysed=1"
+RANK = "kvp evaluate --set evaluate.num_ranked=1"
 _MOST_CONTEXTS, _MOST_POINTS = 12, 3000
 _SEED_DASHES = ("solid", "dash", "dot", "dashdot")
 _KINDS = (
@@ -46,7 +46,7 @@ def head_figures(
     found: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
     contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
     if not contexts:
-        return [*found, Nothing("No example of this evaluation was analysed token by token.", ANALYSE)]
+        return [*found, Nothing("This evaluation kept no rankings token by token.", RANK)]
     samples = [(context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts]
     sample = selection.one("sample", "Sample", samples)
     chosen = next(context for context in contexts if context.sample_id == sample)
@@ -57,7 +57,7 @@ def head_figures(
     budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))
     context = records.context(chosen, [(method, seeds[0]), ORACLE])
     if context is None:
-        return [*found, Nothing(f"The rankings of {sample} are lost.", ANALYSE)]
+        return [*found, Nothing(f"The rankings of {sample} are lost.", RANK)]
     return [*found, *_rankings(context, name, head, (method, seeds[0]), budget)]
 
 
@@ -98,7 +98,7 @@ def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure
     )
 
 
-def _importance(records: Records, contexts: Sequence[AnalysedContext], name: str, head: int) -> Figure:
+def _importance(records: Records, contexts: Sequence[ListedContext], name: str, head: int) -> Figure:
     drawing = new_drawing(showlegend=len(contexts) > 1, legend={"font": {"size": 11}})
     drawn, seen, longest = 0, [1.0], 1
     for found in contexts:
@@ -136,7 +136,7 @@ def _rankings(
 ) -> Iterator[Figure | Nothing]:
     ranking = context.find(*own)
     if ranking is None:
-        yield Nothing(f"The ranking of {own[0]} is lost.", ANALYSE)
+        yield Nothing(f"The ranking of {own[0]} is lost.", RANK)
         return
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)
     yield _against_oracle(context, choice, name, own, budget)

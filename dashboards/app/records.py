@@ -1,4 +1,4 @@
-"""What pages read of a home: the catalog and the files of analyses, and nothing else.
+"""What pages read of a home: the catalog and the rankings of evaluations, and nothing else.
 
 What a completed run wrote never changes, so it is read once; lists of runs are read again whenever there is a new one.
 """
@@ -65,11 +65,12 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalysedContext:
+class ListedContext:
     """A context whose rankings were kept token by token.
 
     Attributes:
-        folder: of the analysis that has it.
+        shard_id: the shard that has it.
+        folder: of that shard.
         sample_id: the sample.
         task: its task.
         setting: query_aware or query_agnostic.
@@ -78,6 +79,7 @@ class AnalysedContext:
         methods: (method, seed) of its rankings.
     """
 
+    shard_id: str
     folder: Path
     sample_id: str
     task: str
@@ -198,17 +200,16 @@ class Records:
 
         return self._now("policy sets", read)
 
-    def contexts(self, evaluation: Evaluation) -> list[AnalysedContext]:
-        """The contexts of its analysed examples, with rankings token by token; none if nothing was analysed."""
+    def contexts(self, evaluation: Evaluation) -> list[ListedContext]:
+        """The contexts whose rankings it kept token by token."""
 
-        def read() -> list[AnalysedContext]:
-            shards = [name for name in self.inputs(evaluation).values() if name.startswith("analysis_shard-")]
-            folders = [Path(artifact.uri) for artifact in self.catalog.artifacts(shards)]
-            return [context for folder in folders for context in _contexts_in(folder)]
+        def read() -> list[ListedContext]:
+            shards = [name for name in self.inputs(evaluation).values() if name.startswith("evaluation_shard-")]
+            return [context for shard in self.catalog.artifacts(shards) for context in _contexts_in(shard)]
 
         return self._once(("contexts", evaluation.run_id), read)
 
-    def context(self, found: AnalysedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
+    def context(self, found: ListedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
         """One of them, with the rankings of some methods."""
         wanted = tuple(sorted(set(methods)))
         key = ("context", str(found.folder), found.sample_id, found.setting, wanted)
@@ -237,13 +238,15 @@ class Records:
         return self._now("artifacts", read)
 
 
-def _contexts_in(folder: Path) -> list[AnalysedContext]:
+def _contexts_in(shard: Artifact) -> list[ListedContext]:
+    folder = Path(shard.uri)
     listed = list_contexts(folder)
     methods: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for row in list_rankings(folder) if listed else []:
         methods.setdefault((row["sample_id"], row["setting"]), []).append((row["method"], row["seed"]))
     return [
-        AnalysedContext(
+        ListedContext(
+            shard_id=shard.artifact_id,
             folder=folder,
             sample_id=row["sample_id"],
             task=row["task"],

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dashboards.app.choosing import choose_evaluation, lineage_link, origin
-from dashboards.app.content import Link, Nothing, Page, Table
-from dashboards.app.head_detail import ANALYSE
+from dashboards.app.content import Nothing, Page, Table
+from dashboards.app.head_detail import RANK
 from dashboards.app.head_grid import Heads
 from dashboards.app.kept_tokens import ORACLE, HeadChoice
-from dashboards.app.records import AnalysedContext, Evaluation, Records
+from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.styles import LEARNED, method_order, setting_label
 from storage.token_ranks import StoredContext
@@ -41,12 +41,12 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     """The page.
 
     Raises:
-        Nothing: there is no evaluation, or none of its examples was analysed.
+        Nothing: there is no evaluation, or it kept no rankings.
     """
     evaluation = choose_evaluation(records, selection)
     contexts = records.contexts(evaluation)
     if not contexts:
-        raise Nothing("No example of this evaluation was analysed token by token.", ANALYSE)
+        raise Nothing("This evaluation kept no rankings token by token.", RANK)
     found = _choose_context(selection, contexts)
     contenders = sorted(found.methods, key=lambda own: (method_order(own[0]), own[1]))
     several = {method for method, seed in contenders if seed}
@@ -56,7 +56,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     context = records.context(found, [(method, int(seed)), ORACLE])
     ranking = None if context is None else context.find(method, int(seed))
     if context is None or ranking is None:
-        raise Nothing(f"The ranking of {found.sample_id} by {method} is lost.", ANALYSE)
+        raise Nothing(f"The ranking of {found.sample_id} by {method} is lost.", RANK)
     names = _head_names(records, evaluation, len(context.importance))
     head = int(selection.one("head", "Head", [(str(place), name) for place, name in enumerate(names)]))
     budgets = [(str(budget), str(budget)) for budget in context.budgets]
@@ -82,12 +82,12 @@ def tokens_page(records: Records, selection: Selection) -> Page:
             "kept": _listed("Wrongly kept in their place", context, choice, choice.wrongly_kept),
             **_window_links(selection, window, len(choice.ranks)),
             "head_url": page_url("heads", evaluation.choices | {"head": head, "method": method}),
-            "origin": [*origin(evaluation), *_shards(records, evaluation)],
+            "origin": [*origin(evaluation), lineage_link(found.shard_id)],
         },
     )
 
 
-def _choose_context(selection: Selection, contexts: Sequence[AnalysedContext]) -> AnalysedContext:
+def _choose_context(selection: Selection, contexts: Sequence[ListedContext]) -> ListedContext:
     samples = dict.fromkeys((context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts)
     sample = selection.one("sample", "Sample", samples)
     own = {context.setting: context for context in contexts if context.sample_id == sample}
@@ -115,11 +115,6 @@ def _head_names(records: Records, evaluation: Evaluation, num_heads: int) -> lis
     rows = records.head_costs(evaluation)
     names = list(Heads.of_rows(rows).names) if rows else []
     return names if len(names) == num_heads else [f"head {head}" for head in range(num_heads)]
-
-
-def _shards(records: Records, evaluation: Evaluation) -> list[Link]:
-    shards = [name for name in records.inputs(evaluation).values() if name.startswith("analysis_shard-")]
-    return [lineage_link(name) for name in shards]
 
 
 def _facts(choice: HeadChoice, method: str, head: str, budget: int) -> list[tuple[str, str]]:

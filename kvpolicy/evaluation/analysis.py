@@ -2,15 +2,12 @@
 
 Three questions, each measured on physically compacted caches: does future attention survive the eviction
 (`kvpolicy.analysis.reward`), are the best sets of two budgets nested (`nestedness`), and does a token's score track
-the harm of losing it (`leave_one_out`)? Every contender's ranking goes with the answers, token by token. Harms can be
-as small as the rounding of bfloat16: use a model in float32.
+the harm of losing it (`leave_one_out`)? Harms can be as small as the rounding of bfloat16: use a model in float32.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-
-import torch
 
 from kvpolicy.analysis.leave_one_out import choose_tokens, divergence_without, token_scores
 from kvpolicy.analysis.nestedness import compare_nested_sets
@@ -20,18 +17,11 @@ from kvpolicy.evaluation.caches import Row, batches, rows_of
 from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.example import scores_of
-from kvpolicy.evaluation.results import (
-    AnalysisResult,
-    Contender,
-    Finding,
-    RankedContext,
-    Score,
-    TokenRanking,
-)
+from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding, Score
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
-from kvpolicy.ranking import NOT_KEPT, kept_positions, retention_ranks
+from kvpolicy.ranking import kept_positions
 
 NUM_LEFT_OUT = 32
 """Tokens that leave by themselves, one at a time, in each example."""
@@ -65,7 +55,6 @@ def analyse_example(
     whole = prefill_once(model, example, contenders, cuts)
     scores: list[Score] = []
     findings: list[Finding] = []
-    contexts: list[RankedContext] = []
     for cut in cuts:
         continuation = Continuation(example=example, cut=cut, whole=whole)
         ranked = [
@@ -76,26 +65,7 @@ def analyse_example(
         scores += _reward(model, continuation, [row for entry in ranked for row in rows_of(entry, budgets)], ranked)
         findings += _nestedness(model, continuation, ranked[0], budgets)
         findings += _leave_one_out(model, continuation, ranked, num_left_out, seed=sample_seed)
-        contexts.append(_ranked_context(cut.setting, ranked, budgets))
-    return AnalysisResult(scores=tuple(scores), findings=tuple(findings), contexts=tuple(contexts))
-
-
-def _ranked_context(setting: str, ranked: Sequence[Ranked], budgets: Sequence[int]) -> RankedContext:
-    importance = ranked[0].state.importance
-    assert importance is not None
-    return RankedContext(
-        setting=setting,
-        importance=importance.cpu(),
-        rankings=tuple(
-            TokenRanking(
-                method=entry.contender.method.name,
-                seed=entry.contender.seed,
-                ranks=retention_ranks(entry.scores).cpu(),
-                kept=torch.stack([(entry.kept(budget) != NOT_KEPT).sum(dim=1) for budget in budgets]).cpu(),
-            )
-            for entry in ranked
-        ),
-    )
+    return AnalysisResult(scores=tuple(scores), findings=tuple(findings))
 
 
 def _reward(

@@ -11,6 +11,7 @@ from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 _LEAST = {
     "num_samples": 1,
     "num_generated": 0,
+    "num_ranked": 0,
     "num_analysed": 0,
     "num_policy_seeds": 1,
     "num_random_seeds": 1,
@@ -33,6 +34,8 @@ class EvaluateConfig:
             them at once. `full` and `oracle` are always of the whole context, and what rankings cost heads is too.
         num_samples: Samples of each task, of the test split.
         num_generated: How many of these are also answered, for the metrics that judge answers.
+        num_ranked: How many of these also keep every ranking, token by token, for people to look at; none in chunks,
+            where no single ranking says what is kept.
         num_analysed: How many of these also tell what future attention becomes on compacted caches, whether optimal
             sets are nested, and what single tokens are worth; none in chunks.
         max_answer_tokens: Tokens at which an answer is cut, where the task allows more; None leaves it to the task.
@@ -51,6 +54,7 @@ class EvaluateConfig:
     chunk_tokens: int | None = None
     num_samples: int = 5
     num_generated: int = 2
+    num_ranked: int = 1
     num_analysed: int = 0
     max_answer_tokens: int | None = None
     num_policy_seeds: int = 1
@@ -86,7 +90,7 @@ class EvaluateConfig:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 yield f"{name} is {getattr(self, name)}, expected at least {least}"
-        for name in ("num_generated", "num_analysed"):
+        for name in ("num_generated", "num_ranked", "num_analysed"):
             if getattr(self, name) > self.num_samples:
                 yield f"{name} is {getattr(self, name)}, expected at most num_samples ({self.num_samples})"
         yield from self._chunk_problems()

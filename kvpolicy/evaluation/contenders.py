@@ -11,11 +11,12 @@ from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import Prefill, prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.attention.rotary import read_rotary
-from kvpolicy.evaluation.results import Contender
+from kvpolicy.evaluation.results import Contender, RankedContext, TokenRanking
 from kvpolicy.methods.base import CacheState, kept_by_method
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import Cut
+from kvpolicy.ranking import NOT_KEPT, retention_ranks
 from kvpolicy.seeds import derive_seed
 
 
@@ -90,3 +91,29 @@ def rank_context(
             own = replace(own, probe=run_probe(model, state.keys, state.values, contender.method.probe))
         ranked.append(Ranked(contender=contender, state=own, scores=contender.method.score(own)))
     return ranked
+
+
+def token_rankings(ranked: Sequence[Ranked], setting: str, budgets: Sequence[int]) -> RankedContext:
+    """The order of a context's tokens in every ranking, and how many of them each head keeps.
+
+    Args:
+        ranked: From `rank_context`; those that evict nothing are left out.
+        setting: Which of the example's contexts it is.
+        budgets: Entries kept per KV head, in tokens.
+    """
+    importance = ranked[0].state.importance
+    assert importance is not None
+    return RankedContext(
+        setting=setting,
+        importance=importance.cpu(),
+        rankings=tuple(
+            TokenRanking(
+                method=entry.contender.method.name,
+                seed=entry.contender.seed,
+                ranks=retention_ranks(entry.scores).cpu(),
+                kept=torch.stack([(entry.kept(budget) != NOT_KEPT).sum(dim=1) for budget in budgets]).cpu(),
+            )
+            for entry in ranked
+            if entry.contender.method.evicts
+        ),
+    )

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.evaluation.caches import Row, RowCaches, rows_of
-from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context
+from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context, token_rankings
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.measure import Wanted, measure_rows
-from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, Score
+from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, RankedContext, Score
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.prompts import EncodedSample
@@ -30,6 +30,7 @@ def evaluate_example(
     generate: bool = True,
     max_answer_tokens: int | None = None,
     chunk_tokens: int | None = None,
+    keep_rankings: bool = False,
 ) -> ExampleResult:
     """Measure all contenders at all budgets on one example.
 
@@ -44,6 +45,7 @@ def evaluate_example(
         max_answer_tokens: Tokens at which an answer is cut, where its task allows more.
         chunk_tokens: Run the context in chunks of so many tokens and compress after each, with every method that
             ranks more than whole contexts; the others compress once.
+        keep_rankings: Whether to return every ranking of the whole context, token by token.
 
     Raises:
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
@@ -53,6 +55,7 @@ def evaluate_example(
     wanted = _wanted(example, generate=generate, max_answer_tokens=max_answer_tokens)
     scores: list[Score] = []
     head_costs: list[HeadCosts] = []
+    contexts: list[RankedContext] = []
     for cut in cuts:
         continuation = Continuation(example=example, cut=cut, whole=whole)
         ranked = rank_context(model, contenders, whole, cut, sample_seed=sample_seed)
@@ -68,7 +71,9 @@ def evaluate_example(
             for metric, values in measure_rows(model, batch, continuation, wanted).items():
                 scores += scores_of(batch.rows, cut.setting, metric, values)
         head_costs += [_head_costs(entry, cut.setting) for entry in ranked if entry.contender.method.evicts]
-    return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs))
+        if keep_rankings:
+            contexts.append(token_rankings(ranked, cut.setting, budgets))
+    return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs), contexts=tuple(contexts))
 
 
 def scores_of(rows: Sequence[Row], setting: str, metric: str, values: Sequence[float]) -> Iterator[Score]:

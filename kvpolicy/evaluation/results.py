@@ -38,39 +38,6 @@ class HeadCosts:
     costs: Float[Tensor, "head"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleResult:
-    """All figures of one example."""
-
-    scores: tuple[Score, ...]
-    head_costs: tuple[HeadCosts, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One figure of the analysis of one example.
-
-    Attributes:
-        setting: Of the example.
-        analysis: `nestedness` or `leave_one_out`.
-        quantity: `overlap` or `excess_missed_mass` of nestedness, `spearman` of leaving one out.
-        method: Whose sets or scores it is about.
-        seed: Of the method.
-        budget: The smaller budget, of nestedness.
-        larger_budget: The budget whose cache the smaller set was chosen from, of nestedness.
-        value: The figure.
-    """
-
-    setting: str
-    analysis: str
-    quantity: str
-    method: str
-    seed: int
-    budget: int | None
-    larger_budget: int | None
-    value: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRanking:
     """The order in which one contender gives up the tokens of a context.
@@ -104,15 +71,53 @@ class RankedContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleResult:
+    """What the evaluation of one example came to.
+
+    Attributes:
+        scores: Of every contender at every budget.
+        head_costs: Of every contender that evicts, in each setting.
+        contexts: Rankings token by token, one for each setting; none where they were not asked for.
+    """
+
+    scores: tuple[Score, ...]
+    head_costs: tuple[HeadCosts, ...]
+    contexts: tuple[RankedContext, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One figure of the analysis of one example.
+
+    Attributes:
+        setting: Of the example.
+        analysis: `nestedness` or `leave_one_out`.
+        quantity: `overlap` or `excess_missed_mass` of nestedness, `spearman` of leaving one out.
+        method: Whose sets or scores it is about.
+        seed: Of the method.
+        budget: The smaller budget, of nestedness.
+        larger_budget: The budget whose cache the smaller set was chosen from, of nestedness.
+        value: The figure.
+    """
+
+    setting: str
+    analysis: str
+    quantity: str
+    method: str
+    seed: int
+    budget: int | None
+    larger_budget: int | None
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnalysisResult:
     """What the analysis of one example came to.
 
     Attributes:
         scores: `missed_mass` and `reward_correlation`.
         findings: What is no score.
-        contexts: Token by token, one for each setting.
     """
 
     scores: tuple[Score, ...]
     findings: tuple[Finding, ...]
-    contexts: tuple[RankedContext, ...]

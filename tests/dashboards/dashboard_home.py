@@ -1,6 +1,6 @@
-"""A home for the dashboard: the planted evaluation of reports, and a second one whose examples were analysed.
+"""A home for the dashboard: the planted evaluation of reports, and a second one that kept rankings token by token.
 
-The analysed context has 40 tokens and two heads. Under the oracle token i of the middle ranks by its place; kvp swaps
+The ranked context has 40 tokens and two heads. Under the oracle token i of the middle ranks by its place; kvp swaps
 the best two of the middle with the worst two, so that at a budget of 24 tokens two are wrongly dropped.
 """
 
@@ -27,7 +27,7 @@ from storage.digests import digest_bytes
 from storage.home import Home
 from storage.token_ranks import StoredContext, StoredRanking, write_token_ranks
 
-ANALYSED = artifact("evaluation", "tiny model on ruler, 4 samples")
+RANKED = artifact("evaluation", "tiny model on ruler, 4 samples")
 TOKENS, SAMPLE = 40, "ruler/vt/test/0/0"
 PIECES = (*(f" word{place}" for place in range(TOKENS - 1)), "<b>\n")
 
@@ -62,20 +62,20 @@ def context() -> StoredContext:
 
 
 def make_dashboard_home(home: Home) -> dict[str, str]:
-    """Fill a home; returns the run of each stage, the second evaluation's as `analysed`."""
+    """Fill a home; returns the run of each stage, the second evaluation's as `ranked`."""
     runs = make_home(home)
     catalog = Catalog(home)
-    folder = home.evaluations / "analyses" / "planted"
+    folder = home.evaluations / "shards" / "planted"
     write_token_ranks(folder, [context()])
-    shard = Artifact(kind="analysis_shard", digest=digest_bytes(b"analysis"), name="examples 0 to 0", uri=str(folder))
+    shard = Artifact(kind="evaluation_shard", digest=digest_bytes(b"ranked"), name="examples 0 to 0", uri=str(folder))
     read = {"model": MODEL, "prompts": PROMPTS["test"], "policy_0": POLICIES[0]}
-    record(catalog, "analyse-shard", read, {"shard": shard})
-    own = {"evaluation_id": ANALYSED.artifact_id}
-    runs["analysed"] = record(
+    record(catalog, "evaluate-shard", read, {"shard": shard})
+    own = {"evaluation_id": RANKED.artifact_id}
+    runs["ranked"] = record(
         catalog,
         "evaluate",
-        {**read, "analysis_0000": shard},
-        {"evaluation": ANALYSED},
+        {**read, "shard_0000": shard},
+        {"evaluation": RANKED},
         {
             "curves": _of(own, curve_rows()),
             "comparisons": _of(own, comparison_rows()),
@@ -91,5 +91,5 @@ def _of(own: dict[str, Any], rows: Any) -> list[dict[str, Any]]:
     return [row | own for row in rows]
 
 
-def analysis_folder(home: Home) -> Path:
-    return home.evaluations / "analyses" / "planted"
+def ranked_folder(home: Home) -> Path:
+    return home.evaluations / "shards" / "planted"

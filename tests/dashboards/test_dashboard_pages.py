@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_home import ANALYSED, SAMPLE, analysis_folder, make_dashboard_home
+from dashboard_home import RANKED, SAMPLE, make_dashboard_home, ranked_folder
 from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, record
 from starlette.testclient import TestClient
 
@@ -126,7 +126,7 @@ def test_the_csv_has_what_the_page_shows(client):
 
 def test_the_newest_evaluation_is_the_default_and_the_choice_goes_along(client):
     text = page(client, "/curves")
-    assert chosen(text)["evaluation"] == ANALYSED.artifact_id
+    assert chosen(text)["evaluation"] == RANKED.artifact_id
     other = page(client, f"/curves?{OF_PLANTED}")
     assert chosen(other)["evaluation"] == EVALUATION.artifact_id
     links = re.findall(r'href="(/heads\?[^"]*)"', other)
@@ -156,7 +156,7 @@ def test_maps_of_heads_hold_costs_and_gains(client):
 
 
 def test_a_head_in_detail(client):
-    text = page(client, f"/heads?evaluation={ANALYSED.artifact_id}&head=1")
+    text = page(client, f"/heads?evaluation={RANKED.artifact_id}&head=1")
     assert "L00.H1: kvp against the oracle" in text
     by_kind = {trace["name"]: trace for trace in figure(text, "ranking")["data"]}
     assert list(by_kind) == ["kept by both (22)", "wrongly dropped (2)", "wrongly kept (2)", "dropped by both (14)"]
@@ -170,9 +170,9 @@ def test_a_head_in_detail(client):
     assert "How L00.H1 learned is not in the catalog." not in text  # the mean of all heads is
 
 
-def test_a_head_of_an_evaluation_without_analyses_says_what_to_run(client):
+def test_a_head_of_an_evaluation_without_rankings_says_what_to_run(client):
     text = page(client, f"/heads?{OF_PLANTED}&head=0")
-    assert "kvp evaluate --set evaluate.num_analysed=1" in text
+    assert "kvp evaluate --set evaluate.num_ranked=1" in text
     assert "plot-training" in text
 
 
@@ -364,7 +364,7 @@ def test_a_damaged_table_is_a_message_on_the_page(tmp_path: Path, table):
 def test_damaged_rankings_are_a_message_on_the_page(tmp_path: Path):
     home = Home.open(tmp_path / "home")
     make_dashboard_home(home)
-    (analysis_folder(home) / "rankings.parquet").write_bytes(b"nothing")
+    (ranked_folder(home) / "rankings.parquet").write_bytes(b"nothing")
     text = page(client_of(home), "/tokens", status=500)
     assert "cannot read" in text
     assert "Traceback" not in text

@@ -52,8 +52,8 @@ def contexts() -> list[StoredContext]:
 
 @pytest.fixture
 def folder(tmp_path, contexts):
-    write_token_ranks(tmp_path / "analysis", contexts)
-    return tmp_path / "analysis"
+    write_token_ranks(tmp_path / "shard", contexts)
+    return tmp_path / "shard"
 
 
 def test_everything_is_read_as_it_was_written(folder, contexts):
@@ -99,7 +99,7 @@ def test_the_digest_is_of_all_of_it(contexts):
 
 
 @pytest.mark.parametrize("name", [CONTEXTS, RANKINGS])
-def test_what_is_damaged_lost_or_of_another_analysis_is_not_whole(folder, contexts, tmp_path, name):
+def test_what_is_damaged_lost_or_of_another_shard_is_not_whole(folder, contexts, tmp_path, name):
     assert is_whole(folder)
     write_token_ranks(tmp_path / "other", contexts[:2])
     (tmp_path / "other" / name).replace(folder / name)
@@ -112,8 +112,13 @@ def test_what_is_damaged_lost_or_of_another_analysis_is_not_whole(folder, contex
     assert not is_whole(folder)
 
 
-def test_an_analysis_of_before_has_none(tmp_path):
+def test_none_are_written_too_and_a_shard_of_before_has_none(tmp_path):
     assert list_contexts(tmp_path) == []
+    write_token_ranks(tmp_path, [])
+    assert is_whole(tmp_path)
+    assert list_contexts(tmp_path) == list_rankings(tmp_path) == []
+    (tmp_path / RANKINGS).unlink()
+    assert not is_whole(tmp_path)
 
 
 def test_arrays_of_other_shapes_are_refused(contexts):
@@ -121,5 +126,3 @@ def test_arrays_of_other_shapes_are_refused(contexts):
         dataclasses.replace(contexts[0], pieces=("one",))
     with pytest.raises(StorageError, match="kvp has ranks of shape"):
         dataclasses.replace(contexts[0], budgets=(2,))
-    with pytest.raises(StorageError, match="no contexts"):
-        write_token_ranks("anywhere", [])

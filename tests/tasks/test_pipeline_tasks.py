@@ -17,7 +17,6 @@ from storage.catalog import Catalog
 from storage.errors import StorageError
 from storage.token_ranks import list_contexts, list_rankings, read_context
 from storage.traces import TraceStore
-from tasks.analyse import analyse_shard
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.model import load_model
@@ -26,6 +25,7 @@ from tasks.samples import read_encoded
 from tasks.stage import find_completed
 from tasks.train import assemble_policy, train_heads
 from tasks.trained import trained_ref
+from tasks.wholeness import is_whole
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
 TRAIN = TrainConfig(agent=AgentConfig(width=8), num_steps=4, num_warmup_steps=1, heldout_every_steps=2)
@@ -223,17 +223,20 @@ def test_costs_of_heads_in_training_end_with_those_of_the_policy(home, policy):
         assert sum(row["heldout_cost"] for row in rows if row["step"] == step) / 4 == pytest.approx(mean)
 
 
-def test_an_analysis_keeps_the_text_and_every_ranking_of_its_examples(home, model, policy, prompts):
-    shard, _ = analyse_shard.fn(home, model, [policy], prompts("test", 2), EVALUATE, examples=(0, 1), seed=0)
-    folder = Path(shard.path)
-    example = read_encoded(prompts("test", 2), model)[0]
-    assert [(row["setting"], row["num_tokens"]) for row in list_contexts(folder)] == [
+def test_a_shard_keeps_the_text_and_every_ranking_of_the_first_example_of_each_task(model, prompts, judged):
+    folder = Path(judged[0][0].path)
+    examples = read_encoded(prompts("test", 2), model)
+    first = {example.sample.task: example for example in reversed(examples)}
+    assert {row["sample_id"] for row in list_contexts(folder)} == {own.sample.sample_id for own in first.values()}
+    example = examples[0]
+    own = [row for row in list_contexts(folder) if row["sample_id"] == example.sample.sample_id]
+    assert [(row["setting"], row["num_tokens"]) for row in own] == [
         ("query_agnostic", len(example.context_ids)),
         ("query_aware", len(example.context_ids) + len(example.question_ids)),
     ]
     methods = {(row["method"], row["seed"]) for row in list_rankings(folder)}
     assert methods == {("kvp", 0), ("knorm", 0), ("random", 0), ("random", 1), ("oracle", 0)}
-    for row in list_contexts(folder):
+    for row in own:
         context = read_context(folder, row["sample_id"], row["setting"], [("oracle", 0)])
         assert example.sample.context in "".join(context.pieces)
         assert (example.sample.question in "".join(context.pieces)) == (row["setting"] == "query_aware")
@@ -241,6 +244,22 @@ def test_an_analysis_keeps_the_text_and_every_ranking_of_its_examples(home, mode
         for ranks, importance in zip(oracle.ranks, context.importance, strict=True):
             worth = importance[4:-16][ranks[4:-16].argsort()]
             assert (worth[:-1] >= worth[1:]).all()
+
+
+def test_rankings_of_contexts_that_came_in_chunks_are_not_kept(home, model, policy, prompts):
+    config = dataclasses.replace(EVALUATE, methods=("kvp", "knorm"), budgets=(64,), num_generated=0, chunk_tokens=64)
+    shard, _ = evaluate_shard.fn(home, model, [policy], prompts("test", 2), config, first=0, seed=0)
+    assert list_contexts(Path(shard.path)) == []
+    assert is_whole(Catalog(home).artifact(shard.artifact_id))
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "costs.parquet", "contexts.parquet", "rankings.parquet"])
+def test_a_shard_without_one_of_its_files_is_not_whole(home, judged, tmp_path, name):
+    shard = Catalog(home).artifact(judged[0][0].artifact_id)
+    assert is_whole(shard)
+    copy = dataclasses.replace(shard, uri=str(shutil.copytree(shard.uri, tmp_path / "copy")))
+    (tmp_path / "copy" / name).unlink()
+    assert not is_whole(copy)
 
 
 def test_the_curve_of_a_policy_goes_back_to_its_traces(home, model, policy, collected, judged):

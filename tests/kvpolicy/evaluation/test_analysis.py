@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from kvpolicy.benchmarks.sample import Sample
-from kvpolicy.evaluation import analyse_example
+from kvpolicy.evaluation import analyse_example, evaluate_example
 from kvpolicy.prompts import encode
 
 BUDGETS = (24, 33, 48)
@@ -99,9 +99,12 @@ def test_what_keeps_everything_misses_nothing_and_changes_no_order(model, exampl
     assert figures["reward_correlation"] == pytest.approx(1, abs=1e-3)
 
 
-def test_rankings_keep_what_missed_the_mass_that_the_scores_say(result):
+def test_rankings_keep_what_missed_the_mass_that_the_scores_say(model, example, make_contenders, result):
+    contenders = make_contenders(model, NAMES)
+    asked = {"settings": SETTINGS, "generate": False, "keep_rankings": True}
+    contexts = evaluate_example(model, example, contenders, BUDGETS, **asked).contexts
     missed = {(s.setting, s.method, s.budget): s.value for s in result.scores if s.metric == "missed_mass"}
-    for context in result.contexts:
+    for context in contexts:
         total = context.importance.sum(dim=1)
         assert {own.method for own in context.rankings} == set(NAMES) - {"full"}
         for own in context.rankings:
@@ -110,4 +113,5 @@ def test_rankings_keep_what_missed_the_mass_that_the_scores_say(result):
                 assert kept.sum() == budget * len(total)
                 lost = 1 - (context.importance * kept).sum(dim=1) / total
                 assert float(lost.mean()) == pytest.approx(missed[context.setting, own.method, budget], abs=1e-5)
-    assert [context.setting for context in result.contexts] == list(SETTINGS)
+    assert [context.setting for context in contexts] == list(SETTINGS)
+    assert not evaluate_example(model, example, contenders, BUDGETS, **{**asked, "keep_rankings": False}).contexts
