@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,7 +36,7 @@ from dashboards.styles import ANALYSES, BOUNDS, LEARNED, LOWER_IS_BETTER, method
 PNG_NAME = "budget_curves.png"
 HTML_NAME = "budget_curves.html"
 _WIDTH_INCHES, _PANEL_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _DPI = 10.0, 3.3, 3.5, 120
-_DASHES = {"solid": "-", "dash": "--", "dot": ":"}
+_DASHES: Mapping[str, Literal["-", "--", ":"]] = {"solid": "-", "dash": "--", "dot": ":"}
 _GREY = "#444444"
 
 

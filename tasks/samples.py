@@ -45,4 +45,5 @@ def sample_row(
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Sample(**fields)

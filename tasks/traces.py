@@ -1,6 +1,6 @@
 """From rows of the trace store to batches for training: shuffled by seed, read ahead, in bounded memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -36,7 +36,7 @@ def snapshot_rows(store: TraceStore, snapshot: SnapshotRef) -> Sequence[TraceRow
 
 def shuffled_batches(
     store: TraceStore, rows: Sequence[TraceRow], heads: slice, *, batch_sequences: int, seed: int, device: str
-) -> Iterator[TraceBatch]:
+) -> Generator[TraceBatch, None, None]:
     """Batches without end, epoch after epoch; their order depends on the seed alone.
 
     Reading runs in one thread, at most `_BATCHES_AHEAD` batches ahead of training.

@@ -157,7 +157,7 @@ def assemble_policy(
     return policy, outcome
 
 
-def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: TrainedRef, *, run_id: str | None) -> None:
+def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: TrainedRef, *, run_id: str) -> None:
     """Register what the catalog has; doing it again changes nothing."""
     Tracking(home).register_policy(
         name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
