@@ -10,6 +10,7 @@ from kvpolicy.policies.policy_set import RECORD, WEIGHTS, PolicySet
 from kvpolicy.specs import ModelSpec
 from storage.catalog import Artifact
 from storage.parquet import write_rows
+from storage.token_ranks import write_token_ranks
 from tasks.wholeness import is_whole
 
 
@@ -42,6 +43,8 @@ def test_rows_that_cannot_be_read_are_not_whole(tmp_path):
     assert is_whole(prompts)
     assert not is_whole(shard)
     write_rows(tmp_path / "shard" / "costs.parquet", [{"a": 1}])
+    assert not is_whole(shard)
+    write_token_ranks(tmp_path / "shard", [])
     assert is_whole(shard)
     (tmp_path / "prompts.parquet").write_bytes(b"nothing")
     assert not is_whole(prompts)
