@@ -33,11 +33,9 @@ test: setup
 test-slow: setup
 	@$(BIN)/pytest -m slow
 
-# The adapter to kvpress, and what it stands on, in an environment of their own.
+# The adapter to kvpress and all of the science, in an environment of their own.
 test-kvpress: $(KVPRESS_INSTALLED)
-	@TQDM_DISABLE=1 $(KVPRESS_BIN)/pytest $(addprefix tests/kvpolicy/,integrations policies models/test_language_model.py \
-		test_cache.py test_streaming.py test_decoding.py test_generation.py test_batched_generation.py \
-		test_generation_memory.py test_public_api.py)
+	@TQDM_DISABLE=1 $(KVPRESS_BIN)/pytest tests/kvpolicy
 
 $(KVPRESS_INSTALLED): pyproject.toml constraints-kvpress.txt
 	@$(PYTHON) -m venv .venv-kvpress

@@ -12,16 +12,22 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     The tokenizer is taken from the file as well.
 
     Raises:
-        InputError: If the file is not a GGUF file that transformers can read.
+        InputError: If the file is not a GGUF file that transformers can read, or this release of it reads none.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if not hasattr(transformers, "GgufConfig"):
+        raise InputError(
+            f"GGUF file {gguf} cannot be converted: transformers {transformers.__version__} is too old for it; install "
+            "a newer one, or give the folder of a model that was converted elsewhere"
+        )
     with new_model_folder(folder) as draft:
         try:
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             network = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
+                gguf.parent, gguf_file=gguf.name, quantization_config=transformers.GgufConfig(dequantize=True)
             )
         except Exception as error:  # the reader raises many types for a damaged or foreign file
             reason = first_line(error).rstrip(".")

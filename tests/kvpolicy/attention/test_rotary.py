@@ -46,8 +46,10 @@ KINDS = {
 
 def _model(family, rope):
     register_attention()
-    longrope = {"original_max_position_embeddings": 32} if rope["rope_type"] == "longrope" else {}
-    shape = {**SHAPE, **longrope, "rope_parameters": {"rope_theta": 10_000.0, **rope}}
+    # As in files of Phi: releases differ in where they look for these.
+    also_outside = ("original_max_position_embeddings", "partial_rotary_factor") if family == "Phi3" else ()
+    outside = {name: rope[name] for name in also_outside if name in rope}
+    shape = {**SHAPE, **outside, "rope_parameters": {"rope_theta": 10_000.0, **rope}}
     config = getattr(transformers, f"{family}Config")(**shape)
     config._attn_implementation = ATTENTION_NAME
     with torch.random.fork_rng():

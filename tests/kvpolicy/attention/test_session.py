@@ -1,5 +1,7 @@
 """Every path of the registered attention against eager attention, and what a session leaves behind: nothing."""
 
+from inspect import signature
+
 import pytest
 import torch
 
@@ -30,10 +32,11 @@ def test_without_a_session_it_is_plain_attention(tiny_model, eager_network, draw
 def test_without_a_session_a_cache_of_transformers_works(tiny_model, eager_network, draw_tokens, family):
     # The trap: with fewer queries than keys and no mask, SDPA's causal flag is aligned to the top left.
     network, tokens = tiny_model(family).network, draw_tokens(1, 30)
+    past = "cache" if "cache" in signature(network.forward).parameters else "past_key_values"  # by release
     with torch.no_grad():
         first = network(input_ids=tokens[:, :20], use_cache=True)
-        second = network(input_ids=tokens[:, 20:27], cache=first.past_key_values, use_cache=True)
-        third = network(input_ids=tokens[:, 27:28], cache=second.past_key_values, use_cache=True)
+        second = network(input_ids=tokens[:, 20:27], use_cache=True, **{past: first.past_key_values})
+        third = network(input_ids=tokens[:, 27:28], use_cache=True, **{past: second.past_key_values})
     expected = _eager_logits(eager_network(family), tokens)
     torch.testing.assert_close(second.logits, expected[:, 20:27], **TOLERANCE)
     torch.testing.assert_close(third.logits, expected[:, 27:28], **TOLERANCE)

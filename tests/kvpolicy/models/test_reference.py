@@ -7,6 +7,7 @@ import shutil
 import zipfile
 
 import pytest
+import transformers
 
 from kvpolicy.errors import InputError
 from kvpolicy.models.convert import convert_gguf
@@ -26,11 +27,14 @@ except InputError as error:
     print("InputError:", error)
 """
 NOWHERE = "http://127.0.0.1:9"
+READS_GGUF = hasattr(transformers, "GgufConfig")
 
 
 @pytest.fixture(scope="module")
 def converted(tiny_gguf, tmp_path_factory):
     """A cache in which the tiny GGUF file was converted."""
+    if not READS_GGUF:
+        pytest.skip(f"transformers {transformers.__version__} reads no GGUF files")
     cache = tmp_path_factory.mktemp("cache")
     return cache, resolve_model(str(tiny_gguf), cache=cache)
 
@@ -119,6 +123,14 @@ def test_a_damaged_record_of_digests_names_the_remedy(copied, tiny_gguf, fails_i
     assert str(folder / RECORD) in message and f"delete the folder {folder}" in message
 
 
+@pytest.mark.skipif(READS_GGUF, reason="this transformers reads GGUF files")
+def test_a_transformers_that_reads_no_gguf_files_is_named(tiny_gguf, tmp_path, fails_in_one_line):
+    message = fails_in_one_line(convert_gguf, tiny_gguf, tmp_path / "out" / "model")
+    assert f"transformers {transformers.__version__} is too old" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not READS_GGUF, reason="this transformers reads no GGUF files")
 def test_a_damaged_gguf_file_is_one_line_and_leaves_nothing(tiny_gguf, tmp_path, fails_in_one_line):
     for content in (b"", b"GGUF", tiny_gguf.read_bytes()[:2_000], b"not a model" * 100):
         damaged = tmp_path / "damaged.gguf"
