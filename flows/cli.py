@@ -110,7 +110,7 @@ def _add_pipeline_command(name: str, help_text: str, *, flow: str, report: Calla
     ) -> None:
         configure_libraries()
         from flows.options import Choices, Runner
-        from flows.runners import check_runner
+        from flows.runners.clusters import check_runner
 
         choices = Choices(
             tasks=_listed(tasks),

@@ -15,7 +15,8 @@ from prefect.utilities.callables import get_call_parameters
 
 from flows.gpu_share import gpu_share
 from flows.run_progress import showing_stage
-from flows.runners import Engine, current_engine, restart_engine
+from flows.runners.engagement import current_engine, restart_engine
+from flows.runners.engine import Engine
 from kvpolicy.errors import InputError, first_line
 from tasks.progress import LOGGER
 from tasks.stage import code_of

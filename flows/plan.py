@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flows.options import Choices, Runner
 from flows.process import open_home, prepare_process
 from flows.request import Request
-from flows.runners import engaged
+from flows.runners.engagement import engaged
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.seeds import MAX_SEED

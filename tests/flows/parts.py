@@ -13,7 +13,7 @@ from prefect import flow
 
 from flows.fan_out import run_parts
 from flows.options import Runner
-from flows.runners import engaged
+from flows.runners.engagement import engaged
 from kvpolicy.errors import InputError
 from tasks.stage import code_of, stage_task
 from tasks.worker import keep_to_flow

@@ -22,7 +22,8 @@ from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 from flows.fan_out import run_parts
 from flows.gpu_share import gpu_share, training_bytes
 from flows.options import Runner
-from flows.runners import check_runner, engaged
+from flows.runners.clusters import check_runner
+from flows.runners.engagement import engaged
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import load_preset
 from tests.flows.parts import echo, look_around, refuse

@@ -1,0 +1,40 @@
+"""A pool of processes on this machine."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import ExitStack
+
+from flows.options import Runner
+from flows.runners.engine import Engine, workers_here
+
+
+def start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
+    """Start the pool, which ends with the stack."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from prefect.task_runners import ProcessPoolTaskRunner
+
+    num_workers = workers_here(runner, threads)
+    pool = stack.enter_context(ProcessPoolTaskRunner(max_workers=num_workers, initializer=_leave_ends_to_parent))
+    # A worker that is killed while it writes to Prefect's queue of messages keeps its lock for ever, and this process,
+    # which waits for what it has put there itself, would not end. Prefect 3.9 has no public way to say so.
+    stack.callback(pool._subprocess_message_queue.cancel_join_thread)
+    return Engine(
+        name=runner.name,
+        task_runner=pool,
+        num_slots=num_workers,
+        lost_worker=(BrokenProcessPool,),
+        heals=False,
+    )
+
+
+def _leave_ends_to_parent() -> None:
+    """Let a worker end with the process that started it, however that ends: nobody else would end it."""
+    # Ctrl-C reaches workers as well. An exception would end the thread that Prefect (3.9) hears of parts in, and this
+    # worker would wait for ever for the next one; by the signal it ends at once, and the parent says what happened.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
