@@ -6,7 +6,6 @@ travel, tensors do not.
 
 import dataclasses
 import time
-from dataclasses import dataclass
 from functools import partial
 
 from prefect import flow
@@ -19,7 +18,7 @@ from flows.promotion import decide_after_evaluation
 from flows.run_artifact import leave_artifact, leaving_failure
 from flows.run_progress import showing_run
 from flows.stages import expected_parts, run_collection, run_evaluation, run_trainings
-from flows.summary import summarise
+from flows.summary import StageReport, summarise
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
 from tasks.collect import snapshot_ref
@@ -30,23 +29,6 @@ from tasks.trained import trained_ref
 
 NO_CHOICES = Choices()
 HERE = Runner()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageReport:
-    """How a stage went.
-
-    Attributes:
-        artifact_id: What it made, or found again.
-        run_id: The run that made it; empty for what no stage makes.
-        seconds: That it took now.
-        skipped: Whether its result was there already.
-    """
-
-    artifact_id: str
-    run_id: str
-    seconds: float
-    skipped: bool
 
 
 @flow(name="collect")

@@ -3,8 +3,9 @@
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dashboards.table import curve_table, stage_table
 from flows.figures import figure_folder
@@ -13,9 +14,6 @@ from flows.run_artifact import decision_line
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.promotions import read_history
-
-if TYPE_CHECKING:
-    from flows.pipeline import StageReport
 
 _CURVE_COLUMNS = (
     "method",
@@ -65,7 +63,24 @@ _CONTESTS = "run_id = '{run_id}' AND method = 'kvp' AND is_contest"
 _NOT_PRINTED = frozenset({"kl_answer", "accuracy_normalised", "missed_mass", "reward_correlation"})
 
 
-def summarise(home: Home, stages: Mapping[str, "StageReport"]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """How a stage went.
+
+    Attributes:
+        artifact_id: What it made, or found again.
+        run_id: The run that made it; empty for what no stage makes.
+        seconds: That it took now.
+        skipped: Whether its result was there already.
+    """
+
+    artifact_id: str
+    run_id: str
+    seconds: float
+    skipped: bool
+
+
+def summarise(home: Home, stages: Mapping[str, StageReport]) -> dict[str, Any]:
     """The document of `kvp run --json` (docs/json.md): everything that another program needs to go on."""
     catalog = Catalog(home)
     model = catalog.artifact(stages["prepare"].artifact_id)
@@ -116,7 +131,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     out.print(f'catalog                 {_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"')
 
 
-def print_stage(home: Home, stage: "StageReport") -> None:
+def print_stage(home: Home, stage: StageReport) -> None:
     """What a single stage made or found, where it lies, and what shows it."""
     out = console()
     artifact = Catalog(home).artifact(stage.artifact_id)

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 from dashboards.app.comparing import ComparisonQuestion
 from dashboards.app.server import make_app, open_port
-from flows.dashboard_commands import compare_scores, running_services
-from flows.service_process import MLFLOW, SERVER, start, stop
+from flows.commands.dashboard import compare_scores, running_services
+from flows.services.processes import MLFLOW, SERVER, start, stop
 from storage.home import FORMAT_VERSION, Home
 from tests.dashboards.report_home import FIDELITY, make_home
 

@@ -31,7 +31,7 @@ from outcomes import (
 from processes import environment, run_command, start_process, stop_process, tail
 from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
-from flows.service_process import environment_of, process_ids, recorded
+from flows.services.processes import environment_of, process_ids, recorded
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.tracking import Tracking
@@ -192,7 +192,7 @@ class Work:
         if target == "server" and self.is_served:
             server = recorded(Home.open(self.home, create=False), "server")
             return [server.pid] if server is not None and server.runs else []
-        named = "flows.server" if target == "server" else "spawn_main"
+        named = "flows.services.server" if target == "server" else "spawn_main"
         try:
             children = psutil.Process(process.pid).children()
             return [child.pid for child in children if named in " ".join(child.cmdline())]

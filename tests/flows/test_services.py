@@ -18,9 +18,9 @@ import pytest
 from outcomes import assert_refused
 from processes import environment, last_line, run_command, start_process, tail
 
-from flows import recovery, service_process
-from flows.recovery import MARK, prefect_client, recover
-from flows.service_process import environment_of, folder, recorded, start, stop
+from flows.services import processes, recovery
+from flows.services.processes import environment_of, folder, recorded, start, stop
+from flows.services.recovery import MARK, prefect_client, recover
 from storage.home import Home, exclusive
 
 NAMES = ["server", "mlflow", "worker"]
@@ -48,11 +48,11 @@ def stranger():
     process.wait()
 
 
-def _started(home: Home, script: str) -> service_process.Service:
+def _started(home: Home, script: str) -> processes.Service:
     return start(home, "server", [sys.executable, "-c", script], url="http://127.0.0.1:1", env=os.environ)
 
 
-def _said(service: service_process.Service) -> str:
+def _said(service: processes.Service) -> str:
     deadline = time.monotonic() + 20
     while not (said := Path(service.log).read_text()):
         assert time.monotonic() < deadline
@@ -91,7 +91,7 @@ def test_a_copy_of_a_home_has_no_services(home, tmp_path):
 
 
 def test_a_service_that_does_not_listen_is_killed(home, monkeypatch):
-    monkeypatch.setattr(service_process, "_STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "_STOP_TIMEOUT_S", 0.5)
     service = _started(home, DEAF)
     assert _said(service) == "deaf\n"
     stop(home, service)
@@ -201,7 +201,7 @@ def test_a_server_that_dies_as_it_starts_is_one_line(home):
     log = folder(home) / "server.log"
     assert_refused(_kvp("up", home=home.path), "server of `kvp up` died", "file is not a database", str(log))
     assert not list(folder(home).glob("*.json"))
-    assert [pid for pid in service_process.process_ids() if str(log) in str(environment_of(pid))] == []
+    assert [pid for pid in processes.process_ids() if str(log) in str(environment_of(pid))] == []
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.command_options import HomeOption
+from flows.commands.options import HomeOption
 from flows.process import configure_libraries, home_path
 from storage.home import Home
 
@@ -30,7 +30,7 @@ def dashboard(port: PortOption = DEFAULT_PORT, home: HomeOption = None) -> None:
 
 def running_services(home: Home) -> Mapping[str, str]:
     """URLs of Prefect's and MLflow's pages, of those that `kvp up` has started for a home and that still run."""
-    from flows.service_process import MLFLOW, SERVER, recorded
+    from flows.services.processes import MLFLOW, SERVER, recorded
 
     named = {"prefect": recorded(home, SERVER), "mlflow": recorded(home, MLFLOW)}
     return {name: service.url for name, service in named.items() if service is not None and service.runs}

@@ -11,11 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from flows.process import environment_with
-from flows.recovery import UnfinishedRun, described, orphans_among, prefect_client, recover, unfinished_flow_runs
 from flows.run_progress import recorded_progress
-from flows.server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
-from flows.service_process import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
-from flows.work_pool import POOL, deployments, prepare_server, wait_for_worker
+from flows.services.processes import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
+from flows.services.recovery import (
+    UnfinishedRun,
+    described,
+    orphans_among,
+    prefect_client,
+    recover,
+    unfinished_flow_runs,
+)
+from flows.services.server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
+from flows.services.work_pool import POOL, deployments, prepare_server, wait_for_worker
 from storage.errors import StorageError
 from storage.home import Home, exclusive
 

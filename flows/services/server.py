@@ -2,7 +2,7 @@
 
 That one is a child process that lives no longer than the command. Prefect (3.9.1) would start one by itself, but leaves
 it behind when the command is killed. This one begins before heavy libraries are imported, so both start at once, and it
-ends when its standard input does, however the command ended. The server of `kvp up` is `flows.services`'.
+ends when its standard input does, however the command ended. The server of `kvp up` is `flows.services.lifecycle`'.
 """
 
 import http.client
@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from flows.process import environment_with
-from flows.recovery import UnfinishedRun, marked_process, recover
-from flows.service_process import SERVER, Service, last_error, recorded, wait_for
+from flows.services.processes import SERVER, Service, last_error, recorded, wait_for
+from flows.services.recovery import UnfinishedRun, marked_process, recover
 from storage.database import require_postgresql, require_sqlite
 from storage.errors import StorageError
 from storage.home import Home, exclusive
@@ -96,7 +96,7 @@ def _started_server(home: Home) -> Iterator[Callable[[], None]]:
         with socket.create_server(("127.0.0.1", 0)) as listening, log.open("ab") as stream:
             port = int(listening.getsockname()[1])
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flows.server", str(listening.fileno())],
+                [sys.executable, "-P", "-m", "flows.services.server", str(listening.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,

@@ -1,10 +1,10 @@
 """Runs that Prefect takes for running although their process is dead: finding them, and saying that they crashed.
 
-Prefect hears of a death only from a worker that outlives it, or by the heartbeats that `flows.work_pool` watches. What
-died with its worker or its server is judged here, by what is left on this machine: a command holds a lock for as long
-as it lives and its flow runs carry the lock's name as a tag; a worker's flow run has its id in its process's
-environment. Flow runs of anybody else are not judged. A task run of a flow run that has ended has been lost with its
-worker: the flow run went on with another one.
+Prefect hears of a death only from a worker that outlives it, or by the heartbeats that `flows.services.work_pool`
+watches. What died with its worker or its server is judged here, by what is left on this machine: a command holds a lock
+for as long as it lives and its flow runs carry the lock's name as a tag; a worker's flow run has its id in its
+process's environment. Flow runs of anybody else are not judged. A task run of a flow run that has ended has been lost
+with its worker: the flow run went on with another one.
 """
 
 import uuid
@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.service_process import WORKER, environment_of, is_running, process_ids, worker_name
+from flows.services.processes import WORKER, environment_of, is_running, process_ids, worker_name
 from storage.errors import StorageError, one_line
 from storage.home import Home, exclusive, is_held
 

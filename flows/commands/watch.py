@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.commands.options import HomeOption, JsonOption
 from flows.process import (
     configure_libraries,
     home_path,
@@ -15,7 +15,7 @@ from flows.process import (
     standard_output_kept_clean,
     watched_sources,
 )
-from flows.server import own_server
+from flows.services.server import own_server
 from storage.home import Home
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.commands.options import HomeOption, JsonOption
 from flows.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
 from storage.home import Home
 

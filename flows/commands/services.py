@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.commands.options import HomeOption, JsonOption
 from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
-from flows.service_process import SERVER, recorded
+from flows.services.processes import SERVER, recorded
 from storage.errors import StorageError
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from flows.services import Status
+    from flows.services.lifecycle import Status
 
 PortOption = Annotated[int | None, typer.Option(help="Of Prefect's server [default: a free one]", min=1, max=65535)]
 MlflowPortOption = Annotated[
@@ -36,9 +36,9 @@ def up(
     _refuse_another_server(opened)
     point_prefect_at(opened.path)
     with standard_output_kept_clean():
-        from flows import services
+        from flows.services import lifecycle
 
-        found = services.up(opened, port=port, mlflow_port=mlflow_port, runs_at_once=runs)
+        found = lifecycle.up(opened, port=port, mlflow_port=mlflow_port, runs_at_once=runs)
     _print(found, as_json=as_json)
 
 
@@ -48,9 +48,9 @@ def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
     opened = Home.open(home_path(home), create=False)
     _forget_other_servers(opened)
     with standard_output_kept_clean():
-        from flows import services
+        from flows.services import lifecycle
 
-        ended, recovered = services.down(opened)
+        ended, recovered = lifecycle.down(opened)
     if as_json:
         crashed = [dataclasses.asdict(run) for run in recovered]
         print(json.dumps({"home": str(opened.path), "ended": ended, "recovered": crashed}))
@@ -72,10 +72,10 @@ def status(
     opened = Home.open(home_path(home), create=False)
     _forget_other_servers(opened)
     with standard_output_kept_clean():
-        from flows import services
+        from flows.services import lifecycle
 
-        recovered = services.recover_orphans(opened) if recover else []
-        found = services.status(opened, recovered=recovered)
+        recovered = lifecycle.recover_orphans(opened) if recover else []
+        found = lifecycle.status(opened, recovered=recovered)
     _print(found, as_json=as_json)
 
 

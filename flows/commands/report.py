@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.command_options import HomeOption
+from flows.commands.options import HomeOption
 from flows.process import configure_libraries, home_path
 from storage.errors import StorageError, one_line
 from storage.home import Home

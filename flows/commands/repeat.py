@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.commands.options import HomeOption, JsonOption
 from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
-from flows.server import own_server
+from flows.services.server import own_server
 from storage.home import Home
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The commands that ask the catalog and look after it: `sql`, `models` and `compact`."""
+"""The commands that ask the catalog and look after it: `sql` and `compact`."""
 
 import datetime as dt
 from enum import StrEnum
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption, is_whole_number
+from flows.commands.options import HomeOption, JsonOption, is_whole_number
 from flows.process import home_path
 from storage.home import Home
 
@@ -40,16 +40,6 @@ def sql(
         except (OSError, UnicodeDecodeError) as error:
             raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
     print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
-
-
-def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the models that this home knows."""
-    from flows.printing import print_rows
-    from storage.catalog import Catalog
-
-    columns = "model_id, name, source, revision, architecture, num_layers, num_kv_heads, head_dim, max_positions"
-    rows = Catalog(Home.open(home_path(home), create=False)).sql(f"SELECT {columns} FROM models ORDER BY created_at")
-    print_rows(rows, "json" if as_json else "table")
 
 
 def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.recovery import prefect_client
-from flows.server import HEARTBEAT_S
-from flows.service_process import Service, last_error
+from flows.services.processes import Service, last_error
+from flows.services.recovery import prefect_client
+from flows.services.server import HEARTBEAT_S
 from storage.errors import StorageError
 
 CHECKOUT = Path(__file__).resolve().parent.parent

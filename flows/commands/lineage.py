@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption
+from flows.commands.options import HomeOption, JsonOption
 from flows.process import home_path
 from storage.errors import StorageError
 from storage.home import Home

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_options import HomeOption, JsonOption, is_whole_number
+from flows.commands.options import HomeOption, JsonOption, is_whole_number
 from flows.process import home_path
 from storage.home import Home
 

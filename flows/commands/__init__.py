@@ -1,0 +1,1 @@
+"""The `kvp` command, a file a topic; `flows.cli` puts them together."""

@@ -1,0 +1,1 @@
+"""What runs beside a command or outlives it: servers, workers, and runs whose process died."""
