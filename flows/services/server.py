@@ -2,7 +2,7 @@
 
 That one is a child process that lives no longer than the command. Prefect (3.9.1) would start one by itself, but leaves
 it behind when the command is killed. This one begins before heavy libraries are imported, so both start at once, and it
-ends when its standard input does, however the command ended. The server of `kvp up` is `flows.services.lifecycle`'.
+ends when its standard input does, however the command ended. `flows.services.lifecycle` makes the server of `kvp up`.
 """
 
 import http.client
