@@ -60,9 +60,15 @@ class Home:
             traces = Place.at(traces).url
         if mlflow is not None:
             mlflow = database_of_mlflow(mlflow)
-        if folder.exists() and not folder.is_dir():
+        try:
+            in_the_way, is_new = folder.exists() and not folder.is_dir(), not marker.exists()
+        except OSError as error:
+            raise StorageError(
+                f"home {folder} cannot be read ({error.strerror}): change its permissions or choose another --home"
+            ) from error
+        if in_the_way:
             raise StorageError(f"home {folder} is not a folder: move that file or choose another --home")
-        if not marker.exists():
+        if is_new:
             if not create:
                 raise StorageError(f"no home at {folder}: run the pipeline first or name another --home")
             if traces is not None:
@@ -221,7 +227,7 @@ def _read(folder: Path, marker: Path) -> dict[str, str]:
         version = content["format_version"]
         places = {name: str(content[name]) for name in ("traces", "mlflow") if content.get(name) is not None}
     except OSError as error:
-        raise StorageError(f"cannot read {marker}: {error.strerror or error}") from error
+        raise StorageError(f"cannot read {marker} ({error.strerror}): restore it or use a new --home") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{marker} is damaged: expected a format_version; restore it or use a new --home") from error
     if version != FORMAT_VERSION:

@@ -9,6 +9,7 @@ import contextlib
 import datetime as dt
 import os
 import random
+import re
 import shutil
 import time
 import uuid
@@ -31,6 +32,8 @@ _IN_LIST = 500
 _FILES_AT_MOST = 64
 _PLACE = "_rowid"  # Lance's name for it
 _LANCE_ERRORS = (OSError, ValueError, RuntimeError)
+# What Lance and the system say of files that are cut, changed or lost, or of something else in their place.
+_DAMAGED = re.compile(r"corrupt|LanceError\(IO\)|was not found: |Not a directory", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,13 @@ class Table:
         Raises:
             StorageError: if the table is damaged or has no such version.
         """
-        if "://" not in self.uri and not Path(self.uri).exists():
+        try:
+            if "://" not in self.uri:
+                Path(self.uri).stat()
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._error("cannot be opened", error) from error
         try:
             return _lance().dataset(self.uri, version=version, storage_options=dict(self.options))
         except _LANCE_ERRORS as error:
@@ -248,7 +256,10 @@ class Table:
         return rows
 
     def _error(self, what: str, error: Exception) -> StorageError:
-        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}{remedy_for(error)}")
+        remedy = remedy_for(error)
+        if not remedy and "://" not in self.uri and _DAMAGED.search(str(error)):
+            remedy = "; restore it from a copy, or use another --home"
+        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}{remedy}")
 
 
 def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage.errors import StorageError, one_line
+from storage.errors import StorageError, one_line, remedy_for
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import pyarrow as pa
 
 CONTEXTS, RANKINGS = "contexts.parquet", "rankings.parquet"
 _DIGEST = "content_sha256"
@@ -142,9 +143,13 @@ def list_contexts(folder: Path) -> list[dict[str, Any]]:
         StorageError: if the file is damaged.
     """
     path = folder / CONTEXTS
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError:
         return []
-    return _read(path, [*_NAME, "budgets", "num_heads", "num_tokens"])
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _rows(_read(path, [*_NAME, "budgets", "num_heads", "num_tokens"]))
 
 
 def list_rankings(folder: Path) -> list[dict[str, Any]]:
@@ -153,7 +158,7 @@ def list_rankings(folder: Path) -> list[dict[str, Any]]:
     Raises:
         StorageError: if the file is missing or damaged.
     """
-    return _read(folder / RANKINGS, ["sample_id", "setting", "method", "seed"])
+    return _rows(_read(folder / RANKINGS, ["sample_id", "setting", "method", "seed"]))
 
 
 def read_context(
@@ -168,29 +173,34 @@ def read_context(
         methods: (method, seed) of the rankings that are wanted; all of them by default.
 
     Raises:
-        StorageError: if a file is missing or damaged.
+        StorageError: if a file is missing, damaged or of another shard.
     """
     where: list[tuple[str, str, Any]] = [("sample_id", "=", sample_id), ("setting", "=", setting)]
-    rows = _read(folder / CONTEXTS, None, where)
-    if not rows:
+    contexts = _read(folder / CONTEXTS, None, where)
+    if not contexts.num_rows:
         return None
-    row = rows[0]
+    row = _rows(contexts)[0]
     heads, budgets = row["num_heads"], tuple(row["budgets"].tolist())
     wanted = None if methods is None else set(methods)
     if wanted is not None:
         where.append(("method", "in", sorted({method for method, _ in wanted})))
-    found = _read(folder / RANKINGS, None, where) if wanted is None or wanted else []
+    found = []
+    if wanted is None or wanted:
+        rankings = _read(folder / RANKINGS, None, where)
+        if _digest_in(rankings.schema) != _digest_in(contexts.schema):
+            raise _unreadable(folder / RANKINGS, f"it is not of the same shard as {CONTEXTS}")
+        found = _rows(rankings)
     return StoredContext(
         **{name: row[name] for name in _NAME},
         budgets=budgets,
         pieces=tuple(row["pieces"]),
-        importance=np.array(row["importance"], dtype=np.float32).reshape(heads, -1),
+        importance=_shaped(folder / CONTEXTS, row["importance"], np.float32, heads),
         rankings=tuple(
             StoredRanking(
                 method=own["method"],
                 seed=own["seed"],
-                ranks=np.array(own["ranks"], dtype=np.int32).reshape(heads, -1),
-                kept=np.array(own["kept"], dtype=np.int32).reshape(len(budgets), heads),
+                ranks=_shaped(folder / RANKINGS, own["ranks"], np.int32, heads),
+                kept=_shaped(folder / RANKINGS, own["kept"], np.int32, len(budgets)),
             )
             for own in found
             if wanted is None or (own["method"], own["seed"]) in wanted
@@ -204,7 +214,7 @@ def is_whole(folder: Path) -> bool:
         names = list_contexts(folder)
         contexts = [read_context(folder, row["sample_id"], row["setting"]) for row in names]
         found = digest_of(context for context in contexts if context is not None)
-        return {_written_digest(folder / name) for name in (CONTEXTS, RANKINGS)} == {found}
+        return {_digest_in(_read(folder / name, []).schema) for name in (CONTEXTS, RANKINGS)} == {found}
     except (StorageError, OSError, ValueError):  # a file that is lost is an OSError, one that is cut a ValueError
         return False
 
@@ -254,7 +264,7 @@ def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ranks repeat, so that a dictionary makes them short; shares of attention do not, but their bytes do.
         encoding = {"use_dictionary": _REPEATED, "use_byte_stream_split": ["importance.list.element"]}
-        with pq.ParquetWriter(draft, schema, compression="zstd", **encoding) as writer:
+        with pq.ParquetWriter(draft, schema, compression="zstd", write_page_checksum=True, **encoding) as writer:
             for rows in groups:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
         draft.replace(path)
@@ -265,22 +275,35 @@ def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> N
             draft.unlink(missing_ok=True)
 
 
-def _read(
-    path: Path, columns: Sequence[str] | None, where: Sequence[tuple[str, str, Any]] | None = None
-) -> list[dict[str, Any]]:
+def _read(path: Path, columns: Sequence[str] | None, where: Sequence[tuple[str, str, Any]] | None = None) -> pa.Table:
+    """Some rows and columns, all by default; pages that are not as they were written are refused."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    names = list(_COLUMNS[path.name] if columns is None else columns)
     try:
-        table = pq.read_table(path, columns=columns, filters=list(where) if where else None)
+        return pq.read_table(path, columns=names, filters=list(where or []) or None, page_checksum_verification=True)
+    except FileNotFoundError as error:
+        raise _unreadable(path, "it is lost") from error
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise StorageError(
-            f"cannot read {path}: {one_line(error)}; delete what is left of it and run `kvp evaluate` again"
-        ) from error
-    rows: list[dict[str, Any]] = [
-        {name: _plain(table[name], place) for name in table.column_names} for place in range(table.num_rows)
-    ]
-    return rows
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, reason: str | Exception) -> StorageError:
+    words, remedy = (reason, "") if isinstance(reason, str) else (one_line(reason), remedy_for(reason))
+    remedy = remedy or "; delete what is left of it and run `kvp evaluate` again"
+    return StorageError(f"cannot read {path}: {words}{remedy}")
+
+
+def _shaped(path: Path, values: Any, dtype: type, num_rows: int) -> Any:
+    found = np.array(values, dtype=dtype)
+    if num_rows < 1 or found.size % num_rows:
+        raise _unreadable(path, f"it has {found.size} numbers for {num_rows} rows")
+    return found.reshape(num_rows, -1)
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return [{name: _plain(table[name], place) for name in table.column_names} for place in range(table.num_rows)]
 
 
 def _plain(column: Any, place: int) -> Any:
@@ -293,7 +316,5 @@ def _plain(column: Any, place: int) -> Any:
     return value.as_py()
 
 
-def _written_digest(path: Path) -> str:
-    import pyarrow.parquet as pq
-
-    return str((pq.read_schema(path).metadata or {}).get(_DIGEST.encode(), b"").decode())
+def _digest_in(schema: pa.Schema) -> str:
+    return str((schema.metadata or {}).get(_DIGEST.encode(), b"").decode(errors="replace"))

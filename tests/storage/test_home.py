@@ -10,8 +10,18 @@ import pytest
 
 from storage.errors import StorageError
 from storage.home import FORMAT_VERSION, Home
+from tests.bound import bound_by_permissions
 
 OPEN = "import sys; from storage.home import Home; print(Home.open(sys.argv[1]).path)"
+READ = """
+import sys
+from storage.errors import StorageError
+from storage.home import Home
+try:
+    Home.open(sys.argv[1], create=False)
+except StorageError as error:
+    print(error)
+"""
 
 
 def test_everything_lies_in_the_home(home: Home) -> None:
@@ -63,6 +73,25 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(StorageError, match="cannot make a home"):
         Home.open("/proc/kvp-home")
+
+
+@pytest.mark.parametrize("name", ["home", "home/home.json"])
+def test_a_home_that_may_not_be_read_is_one_line(home: Home, name: str) -> None:
+    locked = home.path.parent / name
+    mode = locked.stat().st_mode
+    locked.chmod(0)
+    try:
+        done = subprocess.run(
+            [*bound_by_permissions(), sys.executable, "-c", READ, str(home.path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        locked.chmod(mode)
+    assert done.stdout.count("\n") == 1, done.stderr
+    assert "cannot" in done.stdout and "Permission denied" in done.stdout and "home" in done.stdout
 
 
 def test_a_missing_home_is_not_made_by_readers(tmp_path: Path) -> None:

@@ -123,6 +123,25 @@ def test_errors_name_the_table_and_no_foreign_source(table: Table, tmp_path: Pat
         Table(name="t", uri=str(tmp_path / "blocked"), schema=SCHEMA).append([{"name": "n"}])
 
 
+def test_a_damaged_table_and_something_in_its_place_say_what_to_do(table: Table, tmp_path: Path) -> None:
+    table.append([{"name": "n"}])
+    for part in Path(table.uri).glob("data/*.lance"):
+        part.write_bytes(part.read_bytes()[:20])
+    with pytest.raises(
+        StorageError, match=r"table things at .* cannot be read: .*; restore it from a copy, or use ano"
+    ):
+        table.scan()
+    for part in Path(table.uri).glob("_versions/*"):
+        part.write_bytes(part.read_bytes()[:5])
+    (tmp_path / "file").write_text("")
+    below = Table(name="things", uri=str(tmp_path / "file" / "things.lance"), schema=SCHEMA)
+    for damaged in (table, below):
+        with pytest.raises(
+            StorageError, match=r"table things at .* cannot be opened: .*; restore it from a copy, or u"
+        ):
+            damaged.scan()
+
+
 def test_one_line() -> None:
     assert one_line(ValueError("first\nsecond")) == "first"
     assert one_line(KeyError()) == "KeyError"

@@ -3,9 +3,11 @@
 import dataclasses
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from storage.errors import StorageError
+from storage.parquet import write_rows
 from storage.token_ranks import (
     CONTEXTS,
     RANKINGS,
@@ -110,6 +112,39 @@ def test_what_is_damaged_lost_or_of_another_shard_is_not_whole(folder, contexts,
         read_context(folder, "a", "query_aware")
     (folder / name).unlink()
     assert not is_whole(folder)
+
+
+@pytest.mark.parametrize("name", [CONTEXTS, RANKINGS])
+def test_a_single_changed_bit_is_never_read_as_something_else(folder, contexts, name):
+    content, end = (folder / name).read_bytes(), pq.read_metadata(folder / name).serialized_size + 8
+    for place in range(4, len(content) - end, 7):  # of all but the footer
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        (folder / name).write_bytes(changed)
+        try:
+            read = [read_context(folder, own.sample_id, own.setting) for own in contexts]
+        except StorageError:
+            continue
+        assert digest_of(own for own in read if own is not None) == digest_of(contexts)
+
+
+def test_rankings_of_another_shard_or_none_at_all_are_refused(folder, contexts, tmp_path):
+    write_token_ranks(tmp_path / "other", [context("a", seed=3)])
+    (tmp_path / "other" / RANKINGS).replace(folder / RANKINGS)
+    with pytest.raises(StorageError, match=rf"{RANKINGS}: it is not of the same shard as {CONTEXTS}; delete what is"):
+        read_context(folder, "a", "query_aware", METHODS)
+    write_rows(folder / RANKINGS, [{"sample_id": "a", "setting": "query_aware", "method": "kvp"}])
+    with pytest.raises(StorageError, match=rf"cannot read .*{RANKINGS}: [^\n]*; delete what is left"):
+        read_context(folder, "a", "query_aware", METHODS)
+    (folder / RANKINGS).unlink()
+    with pytest.raises(StorageError, match=rf"cannot read .*{RANKINGS}: it is lost; delete what is left"):
+        list_rankings(folder)
+
+
+def test_a_place_that_cannot_be_looked_at_is_no_shard_without_rankings(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=rf"cannot read .*{CONTEXTS}: .*Not a directory"):
+        list_contexts(tmp_path / "file")
 
 
 def test_none_are_written_too_and_a_shard_of_before_has_none(tmp_path):
