@@ -296,7 +296,7 @@ def _unreadable(path: Path, reason: str | Exception) -> StorageError:
 
 
 def _shaped(path: Path, values: Any, dtype: type, num_rows: int) -> Any:
-    found = np.array(values, dtype=dtype)
+    found: Any = np.array(values, dtype=dtype)
     if num_rows < 1 or found.size % num_rows:
         raise _unreadable(path, f"it has {found.size} numbers for {num_rows} rows")
     return found.reshape(num_rows, -1)

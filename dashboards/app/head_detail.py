@@ -12,6 +12,7 @@ from dashboards.styles import LEARNED, style_of
 from storage.token_ranks import StoredContext
 
 RANK = "kvp evaluate --set evaluate.num_ranked=1"
+UNRANKED = "This evaluation kept no rankings token by token, which one that evicts after every chunk never does."
 _MOST_CONTEXTS, _MOST_POINTS = 12, 3000
 _SEED_DASHES = ("solid", "dash", "dot", "dashdot")
 _KINDS = (
@@ -46,7 +47,7 @@ def head_figures(
     found: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
     contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
     if not contexts:
-        return [*found, Nothing("This evaluation kept no rankings token by token.", RANK)]
+        return [*found, Nothing(UNRANKED, RANK)]
     samples = [(context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts]
     sample = selection.one("sample", "Sample", samples)
     chosen = next(context for context in contexts if context.sample_id == sample)

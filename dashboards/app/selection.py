@@ -78,7 +78,8 @@ class Selection:
     def number(self, name: str, *, default: int, least: int, most: int) -> int:
         """A number that has no menu, such as a page of a list."""
         text = next(iter(self.asked.get(name, ())), str(default))
-        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+        # Python refuses to read a number of thousands of digits.
+        if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
             self.notes.append(f"{name} “{text}” is not from {least} to {most}; this shows {default}.")
             return default
         return int(text)

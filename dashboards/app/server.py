@@ -77,17 +77,21 @@ def make_app(home: Home, find_services: FindServices = dict, compare: CompareSco
         try:
             text, status = curves_file(records, compare, _selection(request)), 200
         except (Nothing, StorageError) as error:
-            text, status = f"{one_line(error)}\n", 404
+            text, status = f"{error}\n", 404 if isinstance(error, Nothing) else 500
         return Response(text, status_code=status, media_type="text/csv")
 
     def failed(request: Request, error: Exception) -> Response:
         """Anything that no page expects: the server's log has all of it, and the page a sentence."""
+        status, headers = 500, None
         if isinstance(error, HTTPException):
-            missing, status = f"There is no page {request.url.path} here.", error.status_code
+            status, headers = error.status_code, error.headers
+            missing = f"There is no page {request.url.path} here."
+            if status == 405:
+                missing = f"{request.url.path} is only read here: ask for it with GET, not {request.method}."
         else:
-            missing, status = f"This page could not be made: {one_line(error)}", 500
-        page = _message(missing, status=status)
-        return HTMLResponse(render(page, "", Selection(asked={}), home=str(home.path)), status_code=status)
+            missing = f"This page could not be made: {one_line(error)}"
+        text = render(_message(missing, status=status), "", Selection(asked={}), home=str(home.path))
+        return HTMLResponse(text, status_code=status, headers=headers)
 
     routes = [
         Route("/", lambda request: RedirectResponse("/curves")),

@@ -7,7 +7,7 @@ import numpy as np
 
 from dashboards.app.choosing import choose_evaluation, lineage_link, origin
 from dashboards.app.content import Nothing, Page, Table
-from dashboards.app.head_detail import RANK
+from dashboards.app.head_detail import RANK, UNRANKED
 from dashboards.app.head_grid import Heads
 from dashboards.app.kept_tokens import ORACLE, HeadChoice
 from dashboards.app.records import Evaluation, ListedContext, Records
@@ -46,7 +46,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     evaluation = choose_evaluation(records, selection)
     contexts = records.contexts(evaluation)
     if not contexts:
-        raise Nothing("This evaluation kept no rankings token by token.", RANK)
+        raise Nothing(UNRANKED, RANK)
     found = _choose_context(selection, contexts)
     contenders = sorted(found.methods, key=lambda own: (method_order(own[0]), own[1]))
     several = {method for method, seed in contenders if seed}

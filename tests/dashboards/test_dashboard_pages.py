@@ -336,6 +336,12 @@ def test_a_new_run_is_seen_and_what_was_read_is_not_read_again(tmp_path: Path):
     assert "newer" in page(client, "/lineage")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3", "²", "1" * 19, ""])
+def test_a_number_that_is_none_is_told(client, number):
+    assert "is not from 0 to 39; this shows 0." in page(client, f"/tokens?from={number}")
+    assert "is not from 1 to 1; this shows 1." in page(client, f"/runs?page={number}")
+
+
 @pytest.mark.parametrize("name", NAVIGATION)
 def test_an_empty_home_says_what_to_run(tmp_path: Path, name):
     text = page(client_of(Home.open(tmp_path / "home")), f"/{name}")
@@ -372,7 +378,9 @@ def test_damaged_rankings_are_a_message_on_the_page(tmp_path: Path):
 
 def test_another_name_of_this_machine_and_other_verbs_are_refused(client):
     assert client.get("/curves", headers={"host": "evil.example"}).status_code == 400
-    assert client.post("/curves").status_code == 405
+    posted = client.post("/curves")
+    assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
+    assert "/curves is only read here: ask for it with GET, not POST." in posted.text
     assert "There is no page /nowhere here." in page(client, "/nowhere", status=404)
 
 
