@@ -87,9 +87,13 @@ def _differences_figure(
     chosen: _Chosen, kept: Panel, differences: Mapping[str, Sequence[Difference]], *, csv_url: str
 ) -> Figure:
     better = "below 0 is better" if direction(kept.metric).startswith("lower") else "above 0 is better"
-    bands = "differences of means, without intervals, since the samples' scores are not in the catalog"
-    if any(entry.low is not None for own in differences.values() for entry in own):
+    intervals = [(entry.low, entry.high) for own in differences.values() for entry in own if entry.low is not None]
+    if any(low != high for low, high in intervals):
         bands = "bands: intervals of paired differences, over samples and seeds"
+    elif intervals:
+        bands = "no bands: all intervals have no width, as those of one sample a task"
+    else:
+        bands = "differences of means, without intervals, since the samples' scores are not in the catalog"
     return Figure(
         name="differences",
         title=f"Difference to the best heuristic: {_where(kept)}",

@@ -108,6 +108,8 @@ def _importance(records: Records, contexts: Sequence[ListedContext], name: str, 
             continue
         shares = np.sort(context.importance[head].astype(float))[::-1]
         shares = shares[shares > 0] / max(shares.sum(), 1e-30)
+        if not len(shares):
+            continue
         drawing.add_scatter(
             name=found.task,
             x=list(range(1, len(shares) + 1)),

@@ -73,10 +73,12 @@ def _costs(rows: Sequence[Row], heads: Heads) -> Costs:
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         found.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
-    return {
+    costs = {
         method: [fmean(found[method][name]) if name in found[method] else math.nan for name in heads.names]
         for method in in_order(found)
     }
+    # What a model without finite numbers costs has no place on a logarithmic scale.
+    return {m: [cost if 0 < cost < math.inf else math.nan for cost in own] for m, own in costs.items()}
 
 
 def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
@@ -94,7 +96,9 @@ def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tupl
 def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int | None) -> Figure:
     logs = [math.log10(cost) for cost in costs]
     known = [cost for cost in costs if not math.isnan(cost)]
-    words = f"from {number(min(known))} to {number(max(known))}, median {number(median(known))}"
+    words = "none of them known"
+    if known:
+        words = f"from {number(min(known))} to {number(max(known))}, median {number(median(known))}"
     return Figure(
         name="costs",
         title=f"Cost of each head under {method}",
@@ -130,7 +134,7 @@ def _gain_map(
         label=f"Heat map over layers and KV heads: {method} costs less in {won} of {len(known)} heads.",
         height=heads.height,
         note=f"The other's cost divided by that of {method}: above 1× {method} costs less, which it does in {won} of "
-        f"{len(known)} heads; median {number(median(known))}×.",
+        f"{len(known)} heads; median {number(median(known) if known else None)}×.",
         choice="head",
     )
 

@@ -160,7 +160,7 @@ def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
             "range": [0, 1.05 * top or 1],
             "showgrid": False,
             "zeroline": False,
-            "nticks": 3,
+            "tickvals": [0.5, 1.0],  # not 0, which stands where the first head is named
             "tickfont": {"size": 10},
         }
     )

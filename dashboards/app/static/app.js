@@ -20,6 +20,14 @@ function draw() {
     }
   }
   for (const canvas of document.querySelectorAll("[data-walk]")) prepareWalk(canvas);
+  scrollTogether(document.querySelectorAll(".text"));
+}
+
+// The same text twice, side by side: scrolling one shows the same place of the other.
+function scrollTogether(texts) {
+  for (const text of texts) {
+    text.addEventListener("scroll", () => texts.forEach((other) => { other.scrollTop = text.scrollTop; }));
+  }
 }
 
 // A choice is a name of this page's, or "page:name" of another one's.
