@@ -1,16 +1,19 @@
 """The dashboard's pages as the server answers them: what a URL chooses, what is told of it, and what is not there."""
 
 import csv
+import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from dashboard_home import RANKED, SAMPLE, make_dashboard_home, ranked_folder
-from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, record
+from dashboard_home import RANKED, SAMPLE, TOKENS, context, make_dashboard_home, ranked_folder
+from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, head_cost_rows, record
 from starlette.testclient import TestClient
 
 from dashboards.app.rendering import NAVIGATION
@@ -18,6 +21,7 @@ from dashboards.app.server import make_app, open_port
 from storage.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
+from storage.token_ranks import write_token_ranks
 
 OF_PLANTED = f"evaluation={EVALUATION.artifact_id}"
 PREFECT, MLFLOW = "http://127.0.0.1:4200", "http://127.0.0.1:5000"
@@ -174,6 +178,21 @@ def test_a_head_of_an_evaluation_without_rankings_says_what_to_run(client):
     text = page(client, f"/heads?{OF_PLANTED}&head=0")
     assert "kvp evaluate --set evaluate.num_ranked=1" in text
     assert "plot-training" in text
+
+
+def test_heads_without_attention_and_costs_that_are_no_numbers_are_left_empty(tmp_path: Path):
+    home = Home.open(tmp_path / "home")
+    make_dashboard_home(home)
+    blank = dataclasses.replace(context(), importance=np.zeros((2, TOKENS), dtype=np.float32))
+    write_token_ranks(ranked_folder(home), [blank])
+    assert figure(page(client_of(home), "/heads?head=1"), "importance")["data"] == []
+    newer = artifact("evaluation", "of nothing")
+    rows = [row | {"evaluation_id": newer.artifact_id, "cost": math.nan} for row in head_cost_rows()]
+    record(Catalog(home), "evaluate", {"model": MODEL}, {"evaluation": newer}, {"head_costs": rows})
+    text = page(client_of(home), f"/heads?evaluation={newer.artifact_id}")
+    for name in ("costs", "gains"):
+        assert {value for row in figure(text, name)["data"][0]["z"] for value in row} == {None}
+    assert "0 heads, none of them known" in text
 
 
 def test_tokens_are_shaded_by_rank_beside_their_attention(client):
