@@ -13,7 +13,7 @@ from flows.services.recovery import prefect_client
 from flows.services.server import HEARTBEAT_S
 from storage.errors import StorageError
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 POOL = "kvpolicy"
 QUEUE = "gpu"
 CRASHES = "kvpolicy: flow runs whose heartbeat ends have crashed"

@@ -6,19 +6,21 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outcomes import assert_refused
-from processes import environment, last_line, run_command, start_process, tail
+from processes import CHECKOUT, environment, last_line, run_command, start_process, tail
 
-from flows.services import processes, recovery
+from flows.services import processes, recovery, work_pool
 from flows.services.processes import environment_of, folder, recorded, start, stop
 from flows.services.recovery import MARK, prefect_client, recover
 from storage.home import Home, exclusive
@@ -37,6 +39,10 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home.open(tmp_path / "home")
+
+
+def test_deployments_are_those_of_the_checkout():
+    assert (work_pool.CHECKOUT / "prefect.yaml").samefile(CHECKOUT / "prefect.yaml")
 
 
 @pytest.fixture
@@ -197,9 +203,12 @@ def test_what_is_in_the_way_of_services_is_one_line(home, tmp_path):
 @pytest.mark.slow
 def test_a_server_that_dies_as_it_starts_is_one_line(home):
     home.prefect.mkdir()
-    (home.prefect / "prefect.db").write_text("no database" * 1000)
+    with closing(sqlite3.connect(home.prefect / "prefect.db")) as connection:  # of a release of Prefect to come
+        connection.execute("CREATE TABLE alembic_version (version_num varchar(32))")
+        connection.execute("INSERT INTO alembic_version VALUES ('ffffffffffff')")
+        connection.commit()
     log = folder(home) / "server.log"
-    assert_refused(_kvp("up", home=home.path), "server of `kvp up` died", "file is not a database", str(log))
+    assert_refused(_kvp("up", home=home.path), "server of `kvp up` died", "revision identified by 'ffff", str(log))
     assert not list(folder(home).glob("*.json"))
     assert [pid for pid in processes.process_ids() if str(log) in str(environment_of(pid))] == []
 
