@@ -54,15 +54,6 @@ def test_the_server_ends_with_its_command(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_start_is_one_line(tmp_path):
-    state = tmp_path / "home" / "prefect"
-    state.mkdir(parents=True)
-    (state / "prefect.db").write_text("no database" * 1000)
-    finished = run_command([*TRAIN, "--home", str(tmp_path / "home")], env=environment(), timeout_s=180)
-    assert_refused(finished, "Prefect's own server did not start", str(state / "server.log"))
-
-
-@pytest.mark.slow
 def test_with_its_own_server_a_failure_is_one_line(tmp_path):
     finished = run_command([*TRAIN, "--home", str(tmp_path / "home")], env=environment(), timeout_s=180)
     assert_refused(finished, "kvp collect --preset smoke")

@@ -77,10 +77,12 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
                 **{stage: {("code", "kvpolicy.benchmarks.ruler.words")} for stage in PROMPTS},
                 "collect": {("input", "prompts_train"), ("input", "prompts_validation")},
                 TRAIN: {("input", "snapshot")},
+                "train-soft-tokens seed 0": {("input", "prompts")},
                 "evaluate": {
                     ("code", "kvpolicy.benchmarks.ruler.words"),
                     ("input", "prompts"),
                     ("input", "policy_0"),
+                    ("input", "soft_tokens_0"),
                 },
             },
             marks=pytest.mark.slow,
