@@ -8,8 +8,9 @@ caches of a batch lie side by side, each with its entries at the right end and i
 it would be alone, whatever is in the batch beside it, and its answer is the same up to rounding.
 """
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -122,6 +123,8 @@ def compressed_generate(
         chunk_tokens=chunk_tokens,
         evict_every_tokens=evict_every_tokens,
     )
+    if not isinstance(prompt, Iterable):
+        raise InputError(f"the prompt is of type {type(prompt).__name__}, expected text, or a list of texts")
     prompts = _encode(model, [prompt] if isinstance(prompt, str) else list(prompt), max_new_tokens)
     if budget is not None:
         check_budget(budget, max(budget, *map(len, prompts)))
@@ -247,6 +250,8 @@ def _encode(model: LanguageModel, prompts: Sequence[str], max_new_tokens: int) -
             raise InputError(f"{which} is of type {type(prompt).__name__}, expected text")
         if not prompt.strip():
             raise InputError(f"{which} is empty: there is nothing to answer")
+        if (lone := re.search("[\ud800-\udfff]", prompt)) is not None:  # half of a pair, as of bytes that are no text
+            raise InputError(f"{which} is no text: its character {lone.start()} is {lone[0]!r}, half of a pair")
         token_ids = torch.tensor(encode_message(prompt, model.tokenizer))
         if len(token_ids) + max_new_tokens > model.spec.max_positions:
             raise InputError(

@@ -3,6 +3,7 @@
 No task: nothing is recorded when a policy is used.
 """
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -63,6 +64,11 @@ def _in_catalog(home: Home, reference: str, model_digest: str) -> Path:
                 "one with --policy"
             )
     else:
+        if not re.fullmatch(r"[\w-]+", reference):  # a folder that is not there, or a file
+            raise InputError(
+                f"policy {reference!r} is no folder and no id: expected a folder of {RECORD} and {WEIGHTS}, "
+                f"{CHAMPION}, an artifact's id or models:/NAME/1"
+            )
         found = catalog.lineage(reference, "down", most_steps=0).root
     if not found.startswith("policy_set-"):
         raise InputError(f"{found} is no policy set: `kvp lineage {found}` shows what there is around it")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvpolicy.models.reference import ModelReference
 
 _STANDARD_INPUT = "-"
+_MOST_BYTES = 64 * 2**20  # of a prompt; no model has positions for so much, and to take it apart would take minutes
 
 
 def generate(
@@ -89,9 +90,18 @@ def _read(place: str) -> str:
     from kvpolicy.errors import InputError
 
     try:
-        text = sys.stdin.read() if place == _STANDARD_INPUT else Path(place).expanduser().read_text(encoding="utf-8")
+        if place == _STANDARD_INPUT:
+            content = sys.stdin.buffer.read(_MOST_BYTES + 1)  # bytes, as some locales let text pass that is none
+        else:
+            with Path(place).expanduser().open("rb") as stream:
+                content = stream.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InputError(f"prompt file {place} has more than {_MOST_BYTES:,} bytes: shorten it")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors write it
     except UnicodeDecodeError as error:
-        raise InputError(f"prompt file {place} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise InputError(
+            f"prompt file {place} is no text in UTF-8 ({error.reason} at byte {error.start}): convert it first"
+        ) from error
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"prompt file {place} cannot be read ({reason}): name a text file") from error

@@ -100,6 +100,8 @@ class SavedKind:
                 raise InputError(
                     f"{self.name} {folder}: {self.weights} is not what {self.record} says: delete it and train again"
                 )
+            if not (isinstance(record["model_digest"], str) and isinstance(record["training"], dict)):
+                raise TypeError("model_digest is a text and training an object")
             return build(load_file(folder / self.weights, device=device), record, ModelSpec(**record["model"]))
         except InputError:
             raise

@@ -1,7 +1,9 @@
 """`kvp generate` with the policy set of a small run: every way to name it, both caches side by side, and bad input."""
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,7 @@ def test_a_documented_command_answers(kvp_here, small_run, tmp_path, monkeypatch
     [
         (("--policy", "no/such/folder"), ("no/such/folder",)),
         (("--policy", "feedface"), ("feedface",)),
+        (("--policy", "README.md"), ("'README.md' is no folder and no id", "champion")),
         (("--policy", "models:/nothing/1"), ("models:/nothing/1",)),
         (("--policy", "models:/nothing"), ("models:/nothing",)),
         (("--budget", "19"), ("budget: 19", "expected from 20")),
@@ -192,6 +195,21 @@ def test_prompts_that_cannot_be_are_named(generate, tmp_path):
     for name, words in (("blank.txt", "is empty"), ("bytes.bin", "no text in UTF-8"), ("", "cannot be read")):
         assert_refused(generate("--prompt-file", str(tmp_path / name)), str(tmp_path / name), words)
     assert_refused(generate(), "prompt 1 of 2", "1024 positions")
+    assert_refused(generate("--prompt-file", "/dev/zero"), "prompt file /dev/zero has more than 67,108,864 bytes")
+
+
+def test_standard_input_is_read_as_files_are(generate, tmp_path, monkeypatch):
+    (tmp_path / "plain.txt").write_text("What is it?\nSay.")
+    expected = generate(prompts=("--prompt-file", str(tmp_path / "plain.txt"))).stdout
+    (tmp_path / "windows.txt").write_bytes(b"\xef\xbb\xbfWhat is it?\r\nSay.")
+    assert generate(prompts=("--prompt-file", str(tmp_path / "windows.txt"))).stdout == expected
+
+    def piped(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8", "surrogateescape"))
+        return generate(prompts=("--prompt-file", "-"))
+
+    assert piped(b"What is it?\nSay.").stdout == expected
+    assert_refused(piped(b"caf\xe9"), "prompt file - is no text in UTF-8 (unexpected end of data at byte 3)")
 
 
 def test_what_is_no_policy_set_is_named(generate, small_run):

@@ -1,6 +1,7 @@
 """Answering with a compacted cache: as transformers answers when all is kept, and as a mask says when it is not."""
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -167,6 +168,12 @@ def test_a_tokenizer_without_a_chat_format_gets_the_plain_prompt(model, network,
 @pytest.mark.parametrize("prompt", ["", " \n "])
 def test_an_empty_prompt_is_refused(model, fails_in_one_line, prompt):
     assert "empty" in fails_in_one_line(compressed_generate, model, draw_policy(model), prompt, budget=64)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [("a\udcffb", "no text: its character 1"), (None, "of type NoneType")])
+def test_a_prompt_that_is_no_text_is_refused(model, fails_in_one_line, prompt, words):
+    unchecked = inspect.unwrap(compressed_generate)  # while tests run, types are checked before
+    assert words in fails_in_one_line(unchecked, model, draw_policy(model), prompt, budget=64)
 
 
 def test_a_policy_of_another_model_is_refused(model, fails_in_one_line):

@@ -91,6 +91,8 @@ DAMAGE = {
     ),
     "no model digest": lambda folder: _drop(folder / RECORD, "model_digest"),
     "no training": lambda folder: _drop(folder / RECORD, "training"),
+    "model digest of another kind": lambda folder: _change(folder / RECORD, model_digest=None),
+    "training of another kind": lambda folder: _change(folder / RECORD, training=None),
     "everything gone": shutil.rmtree,
 }
 
