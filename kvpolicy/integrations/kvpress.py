@@ -75,12 +75,13 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
         """Rank the entries of one layer: the negative rank, so that the entry that is kept longest scores highest.
 
         Raises:
-            InputError: If fewer entries would be kept than the always-kept tokens, or these are not the entries of one
-                whole prompt.
+            InputError: If fewer entries would be kept than the always-kept tokens, these are not the entries of one
+                whole prompt, or prompts are padded.
         """
         del hidden_states, attentions
         num_rows, num_kv_heads, num_tokens = keys.shape[:3]
         check_budget(compute_n_kept(num_tokens, self.compression_ratio), num_tokens)
+        _refuse_padding(kwargs.get("attention_mask"))
         layer = int(module.layer_idx)  # type: ignore[arg-type]  # of transformers
         heads = slice(layer * num_kv_heads, (layer + 1) * num_kv_heads)
         positions = _positions(kwargs, num_rows, num_tokens)
@@ -112,6 +113,18 @@ def _positions(kwargs: dict[str, Any], num_rows: int, num_tokens: int) -> Int[Te
             "not chunks of one, caches that another press compressed, or what is decoded"
         )
     return positions.expand(num_rows, -1)
+
+
+def _refuse_padding(mask: Tensor | None) -> None:
+    """Padding would be ranked as if it were text, and the first of it always kept."""
+    if mask is None:
+        return
+    last = mask if mask.ndim == 2 else mask[:, :, -1]  # what the last token sees
+    seen = last > torch.finfo(last.dtype).min / 2 if last.is_floating_point() else last.bool()
+    if not seen.all():
+        raise InputError(
+            "prompts of a batch are padded: give the press prompts of equal length, or one after the other"
+        )
 
 
 def _digest_of(model: Any) -> str:

@@ -147,6 +147,22 @@ def test_parts_of_a_prompt_are_refused(tiny_model_folder, draw_tokens, fails_in_
     assert "ranks whole prompts" in fails_in_one_line(_pressed, _network(folder), chunked, draw_tokens(1, NUM_TOKENS))
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_is_refused_and_a_mask_without_any_is_fine(
+    tiny_model_folder, draw_tokens, fails_in_one_line, attention
+):
+    folder = tiny_model_folder("llama")
+    network, tokens = _network(folder), draw_tokens(2, NUM_TOKENS)
+    network.set_attn_implementation(attention)
+    press = PolicyPress(compression_ratio=0.5, policy=draw_policy(load_model(str(folder), dtype="float32")))
+    mask = torch.ones_like(tokens)
+    with torch.no_grad(), press(network):
+        network(tokens, attention_mask=mask, past_key_values=DynamicCache())
+        mask[0, :30] = 0
+        message = fails_in_one_line(network, tokens, attention_mask=mask, past_key_values=DynamicCache())
+    assert "padded" in message and "one after the other" in message
+
+
 def test_it_works_in_the_pipeline_of_kvpress(tiny_model_folder):
     folder = tiny_model_folder("llama")
     model = load_model(str(folder), dtype="float32")
