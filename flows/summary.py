@@ -120,15 +120,20 @@ def print_summary(summary: Mapping[str, Any]) -> None:
             better = {int(budget): is_better for budget, is_better in wins.get(panel, {}).items()}
             out.print(curve_table(curves, metric=metric, setting=setting, benchmark=benchmark, better=better))
     out.print(stage_table(summary["stages"]))
-    if all(stage["skipped"] for name, stage in summary["stages"].items() if name != "prepare"):
+    nothing_new = all(stage["skipped"] for name, stage in summary["stages"].items() if name != "prepare")
+    if nothing_new:
         out.print("Nothing had changed: no stage was run again.")
-    out.print(f"held-out eviction cost  {summary['heldout_cost']['mean']:.3f}, mean over heads; 1 is optimal")
-    out.print(f"policy set              {summary['policy_set']['path']}")
-    out.print(f"decision                {decision_line(summary['promotion'], summary['policy_set']['id'])}")
-    for figure in summary["figures"]:
-        out.print(f"curves                  {figure}")
-    out.print(f"MLflow                  {_program('mlflow')} ui --backend-store-uri {summary['mlflow_tracking_uri']}")
-    out.print(f'catalog                 {_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"')
+    decided = "decided before" if nothing_new else "decision"
+    lines = [
+        ("held-out eviction cost", f"{summary['heldout_cost']['mean']:.3f}, mean over heads; 1 is optimal"),
+        ("policy set", summary["policy_set"]["path"]),
+        (decided, decision_line(summary["promotion"], summary["policy_set"]["id"])),
+        *[("curves", figure) for figure in summary["figures"]],
+        ("MLflow", f"{_program('mlflow')} ui --backend-store-uri {summary['mlflow_tracking_uri']}"),
+        ("catalog", f'{_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"'),
+    ]
+    for name, text in lines:  # unbroken, to be copied
+        out.print(f"{name:<22}  {text}", soft_wrap=True)
 
 
 def print_stage(home: Home, stage: StageReport) -> None:
@@ -136,12 +141,12 @@ def print_stage(home: Home, stage: StageReport) -> None:
     out = console()
     artifact = Catalog(home).artifact(stage.artifact_id)
     what = "was there already" if stage.skipped else "made"
-    out.print(f"{artifact.artifact_id} {what} ({stage.seconds:.1f} s): {artifact.name}")
+    out.print(f"{artifact.artifact_id} {what} ({stage.seconds:.1f} s): {artifact.name}", soft_wrap=True)
     places = (
         [artifact.uri] if artifact.uri else sorted(figure_folder(home, artifact.artifact_id).glob("budget_curves.*"))
     )
     for place in places:
-        out.print(str(place))
+        out.print(str(place), soft_wrap=True)
 
 
 def _program(name: str) -> str:

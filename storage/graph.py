@@ -218,8 +218,7 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
         raise StorageError(f"{any_id!r} is no id: expected letters, digits, '-' and '_'")
     found = _matches(tables, f"= {quote(any_id)}")
     if not found and len(any_id) >= _SHORTEST_PREFIX:
-        # A range, which an index serves; "~" comes after every character of an id.
-        found = _matches(tables, f"BETWEEN {quote(any_id)} AND {quote(any_id + '~')}")
+        found = _matches(tables, _begins_with(any_id)) | _matches_of_digest(tables, any_id)
     if not found:
         hint = (
             "" if len(any_id) >= _SHORTEST_PREFIX else f"; a shortened id needs at least {_SHORTEST_PREFIX} characters"
@@ -233,6 +232,17 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         raise StorageError(f"{any_id!r} may mean {len(names)} things: {shown}; give more of the id")
     return found.pop()
+
+
+def _begins_with(start: str) -> str:
+    # A range, which an index serves; "~" comes after every character of an id.
+    return f"BETWEEN {quote(start)} AND {quote(start + '~')}"
+
+
+def _matches_of_digest(tables: Mapping[str, Table], start: str) -> set[str]:
+    """Artifacts and runs whose id begins so after its kind, as pages shorten them."""
+    artifacts = tables["artifacts"].scan(f"digest {_begins_with(start)}", ["artifact_id"])["artifact_id"].to_pylist()
+    return {*artifacts, *_matches(tables, _begins_with(f"run-{start}"))}
 
 
 def _matches(tables: Mapping[str, Table], condition: str) -> set[str]:

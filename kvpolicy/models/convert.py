@@ -1,9 +1,12 @@
 """Converting a GGUF file to a folder in Hugging Face's format, once."""
 
+import logging
 from pathlib import Path
 
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.model_folder import new_model_folder
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -23,6 +26,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
             f"GGUF file {gguf} cannot be converted: transformers {transformers.__version__} is too old for it; install "
             "a newer one, or give the folder of a model that was converted elsewhere"
         )
+    _LOGGER.info("model: converting %s, once", gguf.name)
     with new_model_folder(folder) as draft:
         try:
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

