@@ -47,30 +47,10 @@ def query_tables(tables: Mapping[str, Table], query: str, *, version: int | None
     """
     import duckdb
 
-    with duckdb.connect(":memory:") as connection:
-        _require_read_only(connection, query)
-        # The other views refer to `runs`, and some, of an earlier version, to `edges`.
-        for name in sorted(tables, key=lambda name: (name != "runs", name != "edges")):
-            _create_view(connection, name, tables[name], version)
-        _create_order_of_runs(connection, tables["runs"], version)
-        try:
-            _create_ready_made(connection, query)
-            for setting in _SHUT:
-                connection.execute(setting)
-            answer = _answer(connection, query)
-        except duckdb.Error as error:
-            hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
-            raise StorageError(f"SQL: {one_line(error)}{hint}") from error
-    if answer.num_rows > _MOST_ROWS:
-        raise StorageError(f"SQL: the answer has more than {_MOST_ROWS:,} rows: add conditions, a LIMIT or a GROUP BY")
-    return answer
-
-
-def _answer(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
-    # DuckDB (1.5) may work for hours before it looks for a signal; in a thread of its own it can be told.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        # As a query within a query it also has columns of different names: `name` and `name_1`.
-        answer = pool.submit(lambda: connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table())
+    # DuckDB (1.5) may work for hours before it looks for a signal, and makes errors of its own of those that reach it
+    # elsewhere; in a thread of its own it can be told, and meets none.
+    with duckdb.connect(":memory:") as connection, ThreadPoolExecutor(max_workers=1) as pool:
+        answer = pool.submit(_answer, connection, tables, query, version)
         try:
             return answer.result()
         except KeyboardInterrupt:
@@ -78,6 +58,30 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
                 connection.interrupt()
                 wait([answer], timeout=0.05)
             raise
+
+
+def _answer(
+    connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Table], query: str, version: int | None
+) -> pa.Table:
+    import duckdb
+
+    _require_read_only(connection, query)
+    # The other views refer to `runs`, and some, of an earlier version, to `edges`.
+    for name in sorted(tables, key=lambda name: (name != "runs", name != "edges")):
+        _create_view(connection, name, tables[name], version)
+    _create_order_of_runs(connection, tables["runs"], version)
+    try:
+        _create_ready_made(connection, query)
+        for setting in _SHUT:
+            connection.execute(setting)
+        # As a query within a query it also has columns of different names: `name` and `name_1`.
+        answer = connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table()
+    except duckdb.Error as error:
+        hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
+        raise StorageError(f"SQL: {one_line(error)}{hint}") from error
+    if answer.num_rows > _MOST_ROWS:
+        raise StorageError(f"SQL: the answer has more than {_MOST_ROWS:,} rows: add conditions, a LIMIT or a GROUP BY")
+    return answer
 
 
 def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> None:

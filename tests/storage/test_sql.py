@@ -189,7 +189,7 @@ def test_quotes_in_an_id_are_part_of_it(filled: Catalog) -> None:
         assert filled.sql(f"FROM lineage_up('{name}')").num_rows == 0
 
 
-@pytest.mark.parametrize("delay_s", [0.1, 0.5, 0.8, 1.1])
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.5, 0.8, 1.1])
 def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home, delay_s: float) -> None:
     code = (
         "import sys; from storage.home import Home; from storage.catalog import Catalog;"
