@@ -57,8 +57,9 @@ def point_prefect_at(home: Path) -> None:
     # A server still gets the logs, with tracebacks; on a terminal an error is one line.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
-    if "PREFECT_API_URL" in os.environ:
+    if os.environ.get("PREFECT_API_URL"):
         return
+    os.environ.pop("PREFECT_API_URL", None)  # an empty one names no server
     os.environ["PREFECT_HOME"] = str(home / "prefect")
     defaults = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -1,5 +1,6 @@
 """The server of a command without one: it starts with the command, and never outlives it."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from outcomes import assert_refused
 from processes import environment, run_command, start_process, stop_process, tail
+
+from flows.process import point_prefect_at
 
 TRAIN = ("kvp", "train", "--preset", "smoke")
 
@@ -57,3 +60,10 @@ def test_the_server_ends_with_its_command(tmp_path, number):
 def test_with_its_own_server_a_failure_is_one_line(tmp_path):
     finished = run_command([*TRAIN, "--home", str(tmp_path / "home")], env=environment(), timeout_s=180)
     assert_refused(finished, "kvp collect --preset smoke")
+
+
+def test_an_empty_url_names_no_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ, "PREFECT_API_URL": ""})
+    point_prefect_at(tmp_path)
+    assert "PREFECT_API_URL" not in os.environ
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect")
