@@ -1,6 +1,7 @@
 """The Python of the README and of docs/using.md that uses a policy, run as it stands, with the embedded model."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def reader(embedded_model_folder, tmp_path_factory):
     policy = draw_policy(model)
     folder = tmp_path_factory.mktemp("reader")
     (folder / "README.md").write_text(README)
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     home = Home.open(folder / ".kvp")
     catalog = Catalog(home)
     artifact = save_trained(home, policy, "untrained", kind="policy_set")
@@ -61,8 +63,8 @@ def test_the_example_of_the_readme_runs(reader, monkeypatch, capsys):
     program, *_ = _programs("README.md", part="## Use a policy")
     answer = _run([program], reader, monkeypatch)["answer"]
     assert isinstance(answer, Generation)
-    assert answer.num_kept_tokens == 256 < answer.num_prompt_tokens
-    assert capsys.readouterr().out == f"{answer.text} {answer.num_prompt_tokens} 256 {answer.cache_bytes}\n"
+    assert answer.num_kept_tokens == 64 < answer.num_prompt_tokens
+    assert capsys.readouterr().out == f"{answer.text} {answer.num_prompt_tokens} 64 {answer.cache_bytes}\n"
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     """The page.
 
     Raises:
-        Nothing: no policy set has been trained, or its heads were not compared.
+        Nothing: no policy set has been trained, or it has a single head.
     """
     policy_sets = records.policy_sets_with_pairs()
     if not policy_sets:
@@ -73,7 +73,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     policy_set = selection.one("policy", "Held-out traces of", options)
     pairs = records.of_policy_set("head_pairs", policy_set)
     if not pairs:
-        raise Nothing("This policy set has one head, or its heads were not compared.", "kvp train")
+        raise Nothing("This policy set has a single head, so there is nothing to compare.", "")
     heads = {row["head"]: row["head_name"] for row in records.of_policy_set("heads", policy_set)}
     found = Correlations.of_rows(pairs, heads)
     order = selection.one("order", "Order", _ORDERS)

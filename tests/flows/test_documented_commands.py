@@ -95,6 +95,7 @@ def world(small_run, tmp_path_factory):
     write_squad(folder / "dev-v2.0.json")
     write_lines(folder / "trees.jsonl", oasst2_trees())
     shutil.copy(ROOT / "README.md", folder)
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     return folder
 
 
