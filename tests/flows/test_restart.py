@@ -76,5 +76,5 @@ def test_two_at_once_in_a_new_home_both_end_well(embedded_model_folder, tmp_path
     for process, log in zip(processes, logs, strict=True):
         assert process.wait(timeout=240) == 0, tail(log)
     collections = TraceStore(tmp_path / "home" / "traces").collections()
-    assert [len(rows) for rows in collections.values()] == [5]
+    assert [found.samples for found in collections.values()] == [5]
     assert TraceStore(tmp_path / "home" / "traces").verify() == []
