@@ -159,7 +159,7 @@ def test_chunks_and_evictions_while_answering_reach_the_library(generate, small_
 def test_a_documented_command_answers(kvp_here, small_run, tmp_path, monkeypatch, command):
     # As a reader types it, with the small run's model and its policy set in the place of the reader's.
     monkeypatch.chdir(tmp_path)
-    for name in ("README.md", "question.txt", "docs/examples/magic-number.txt"):
+    for name in ("README.md", "question.txt", "docs/examples/magic-number.txt", "docs/examples/magic-number-long.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(LONG)
     policy = policy_of_home(small_run.home)
