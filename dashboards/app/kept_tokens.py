@@ -85,3 +85,15 @@ class HeadChoice:
 def shares_by_budget(ranks: NDArray[np.int32], importance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Share of the importance that a head keeps with 1, 2, ... tokens."""
     return importance[np.argsort(ranks)].cumsum()
+
+
+def most_selective_head(context: StoredContext) -> int:
+    """The head whose future attention falls on the fewest tokens, by its entropy: where there is most to see.
+
+    Tokens that are always kept do not count, and heads that attend to no others come last.
+    """
+    between = context.importance[:, NUM_SINK_TOKENS:-NUM_RECENT_TOKENS].astype(np.float64)
+    totals = between.sum(axis=1)
+    shares = between / np.where(totals > 0, totals, 1)[:, None]
+    entropies = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1)
+    return int(np.where(totals > 0, entropies, np.inf).argmin())

@@ -9,7 +9,7 @@ from dashboards.app.choosing import choose_evaluation, lineage_link, origin
 from dashboards.app.content import Nothing, Page, Table
 from dashboards.app.head_detail import RANK, UNRANKED
 from dashboards.app.head_grid import Heads
-from dashboards.app.kept_tokens import ORACLE, HeadChoice
+from dashboards.app.kept_tokens import ORACLE, HeadChoice, most_selective_head
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.styles import LEARNED, method_order, setting_label
@@ -58,7 +58,8 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     if context is None or ranking is None:
         raise Nothing(f"The ranking of {found.sample_id} by {method} is lost.", RANK)
     names = _head_names(records, evaluation, len(context.importance))
-    head = int(selection.one("head", "Head", [(str(place), name) for place, name in enumerate(names)]))
+    heads = [(str(place), name) for place, name in enumerate(names)]
+    head = int(selection.one("head", "Head", heads, default=str(most_selective_head(context))))
     budgets = [(str(budget), str(budget)) for budget in context.budgets]
     budget = int(selection.one("budget", "Budget", budgets))
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dashboards.app.content import log_ticks
 from dashboards.app.differences import read_differences
-from dashboards.app.kept_tokens import HeadChoice, shares_by_budget
+from dashboards.app.kept_tokens import HeadChoice, most_selective_head, shares_by_budget
 from dashboards.app.selection import Selection
 from dashboards.app.similarity import Correlations, draw_matrix
 from dashboards.series import make_panels
@@ -160,3 +160,22 @@ def test_more_heads_than_a_tree_can_show_are_still_ordered():
     assert values.shape == (count, count)
     assert (values[:150, :150] > 0.8).all()
     assert (values[:150, 150:] < 0).all()
+
+
+@pytest.mark.parametrize("num_tokens", [18, 20, 60])
+def test_the_head_that_is_shown_first_attends_to_the_fewest_tokens(num_tokens):
+    importance = np.ones((4, num_tokens), dtype=np.float32)
+    importance[0, 0] = 1e6  # which every budget keeps
+    importance[1, 4:-16] = 0
+    importance[3, 4:-16] = 0.5 ** np.arange(max(0, num_tokens - 20))
+    context = StoredContext(
+        sample_id="a",
+        benchmark="ruler",
+        task="vt",
+        setting="query_aware",
+        budgets=(24,),
+        pieces=("a",) * num_tokens,
+        importance=importance,
+        rankings=(),
+    )
+    assert most_selective_head(context) == (3 if num_tokens > 20 else 0)
