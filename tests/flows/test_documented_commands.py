@@ -99,11 +99,26 @@ def world(small_run, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def challenged(small_run, kvp, tmp_path_factory):
+    """Homes of one model for those who decide: with a challenger that was not promoted, and with one that was."""
+    homes = {name: tmp_path_factory.mktemp(name) / "lab" for name in ("promote", "rollback")}
+    shutil.copytree(small_run.home, homes["promote"])
+    assert kvp("run", *small_run.options, "--seed", "1", home=homes["promote"]).code == 0
+    shutil.copytree(homes["promote"], homes["rollback"])
+    assert kvp("promote", home=homes["rollback"]).code == 0
+    return homes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in COMMANDS if _runs_here(command)], ids=_name)
-def test_a_documented_command_does_what_it_says(command, world, small_run, kvp, kvp_here, s3_url, monkeypatch):
+def test_a_documented_command_does_what_it_says(
+    command, world, challenged, small_run, kvp, kvp_here, s3_url, tmp_path, monkeypatch
+):
     monkeypatch.chdir(world)
     words, home = list(command.words[1:]), world / "lab"
+    if words[0] in challenged:
+        home = shutil.copytree(challenged[words[0]], tmp_path / "lab")
     if "--home" in words:
         at = words.index("--home")
         del words[at : at + 2]
