@@ -66,6 +66,7 @@ def evaluate_shard(
 
     def body(run: RunRecorder) -> None:
         language_model = load_model(model)
+        tokenizer = language_model.tokenizer
         contenders = make_contenders(config, trained, model, str(language_model.device))
         scores, costs, samples, contexts = [], [], [], []
         num_ranked = 0 if config.chunk_tokens else config.num_ranked
@@ -87,7 +88,6 @@ def evaluate_shard(
                 )
                 scores += [score_row(example.sample, score) for score in result.scores]
                 costs += _cost_rows(example.sample, result)
-                tokenizer = language_model.tokenizer
                 contexts += [_stored(example, context, config.budgets, tokenizer) for context in result.contexts]
                 samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
                 advance(example.sample.task)

@@ -1,7 +1,6 @@
 """The command `kvp generate`: answer prompts from compacted caches, beside the full ones if that is asked for."""
 
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -48,14 +47,14 @@ def generate(
         from kvpolicy.generation import compressed_generate
         from kvpolicy.models.loading import load_model
         from tasks.policies import find_policy, policy_folder
+        from tasks.progress import LOGGER
 
         opened = None if policy_folder(policy) else _home_of(policy, home)
         found = _find_model(model, home)
         # Before the model's weights are loaded, which takes longer.
         policies = find_policy(opened, policy, model_digest=found.digest)
         loaded = load_model(found, dtype=dtype)
-        said = logging.getLogger("kvpolicy").info
-        said("generate: %d at once, %d entries kept in each head", len(prompts), budget)
+        LOGGER.info("generate: %d at once, %d entries kept in each head", len(prompts), budget)
         compressed = compressed_generate(
             loaded,
             policies,
@@ -67,7 +66,7 @@ def generate(
         )
         full = None
         if compare:  # afterwards: whoever comes first also warms everything up
-            said("generate: the same from the full cache")
+            LOGGER.info("generate: the same from the full cache")
             full = compressed_generate(loaded, policies, prompts, budget=None, max_new_tokens=max_new_tokens)
     answers = list(zip(prompt_file, compressed, full or [None] * len(prompts), strict=True))
     if as_json:

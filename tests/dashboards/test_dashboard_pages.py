@@ -12,23 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard_client import client_of, page
 from dashboard_home import RANKED, SAMPLE, TOKENS, context, make_dashboard_home, ranked_folder
 from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, head_cost_rows, record
 from starlette.testclient import TestClient
 
 from dashboards.app.rendering import NAVIGATION
-from dashboards.app.server import make_app, open_port
 from storage.catalog import Catalog
-from storage.errors import StorageError
 from storage.home import Home
 from storage.token_ranks import write_token_ranks
 
 OF_PLANTED = f"evaluation={EVALUATION.artifact_id}"
 PREFECT, MLFLOW = "http://127.0.0.1:4200", "http://127.0.0.1:5000"
-
-
-def client_of(home: Home, **services: str) -> TestClient:
-    return TestClient(make_app(home, lambda: services), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +35,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, dict[str, str]
 @pytest.fixture(scope="module")
 def client(made) -> TestClient:
     return client_of(made[0])
-
-
-def page(client: TestClient, url: str, *, status: int = 200) -> str:
-    answer = client.get(url)
-    assert answer.status_code == status, answer.text
-    return answer.text
 
 
 def figure(text: str, name: str) -> dict[str, Any]:
@@ -359,51 +348,3 @@ def test_a_new_run_is_seen_and_what_was_read_is_not_read_again(tmp_path: Path):
 def test_a_number_that_is_none_is_told(client, number):
     assert "is not from 0 to 39; this shows 0." in page(client, f"/tokens?from={number}")
     assert "is not from 1 to 1; this shows 1." in page(client, f"/runs?page={number}")
-
-
-@pytest.mark.parametrize("name", NAVIGATION)
-def test_an_empty_home_says_what_to_run(tmp_path: Path, name):
-    text = page(client_of(Home.open(tmp_path / "home")), f"/{name}")
-    assert re.search(r"This makes it: <code>kvp (run|train|evaluate)", text)
-
-
-def test_a_home_that_is_half_done_says_how_to_go_on(tmp_path: Path):
-    home = Home.open(tmp_path / "home")
-    record(Catalog(home), "train", {}, {"policy": POLICIES[0]})
-    text = page(client_of(home), "/curves")
-    assert "policies and no evaluation yet" in text
-    assert "<code>kvp evaluate</code>" in text
-
-
-@pytest.mark.parametrize("table", ["runs", "curves"])
-def test_a_damaged_table_is_a_message_on_the_page(tmp_path: Path, table):
-    home = Home.open(tmp_path / "home")
-    make_dashboard_home(home)
-    for path in (home.catalog / f"{table}.lance" / "data").iterdir():
-        path.write_bytes(b"nothing")
-    text = page(client_of(home), "/curves", status=500)
-    assert f"table {table} at " in text
-    assert "Traceback" not in text
-
-
-def test_damaged_rankings_are_a_message_on_the_page(tmp_path: Path):
-    home = Home.open(tmp_path / "home")
-    make_dashboard_home(home)
-    (ranked_folder(home) / "rankings.parquet").write_bytes(b"nothing")
-    text = page(client_of(home), "/tokens", status=500)
-    assert "cannot read" in text
-    assert "Traceback" not in text
-
-
-def test_another_name_of_this_machine_and_other_verbs_are_refused(client):
-    assert client.get("/curves", headers={"host": "evil.example"}).status_code == 400
-    posted = client.post("/curves")
-    assert (posted.status_code, set(posted.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
-    assert "/curves is only read here: ask for it with GET, not POST." in posted.text
-    assert "There is no page /nowhere here." in page(client, "/nowhere", status=404)
-
-
-def test_a_port_in_use_is_one_line():
-    said = r"port \d+ cannot be used \(Address already in use\): give the dashboard another --port"
-    with open_port(0) as taken, pytest.raises(StorageError, match=said):
-        open_port(taken.getsockname()[1])

@@ -19,6 +19,19 @@ from tests.dashboards.curve_points import point
 names = st.text(min_size=1, max_size=8)
 
 
+def context_of(importance: np.ndarray, rankings: tuple[StoredRanking, ...] = (), *, budget: int = 24) -> StoredContext:
+    return StoredContext(
+        sample_id="s",
+        benchmark="b",
+        task="t",
+        setting="query_aware",
+        budgets=(budget,),
+        pieces=("",) * importance.shape[1],
+        importance=importance,
+        rankings=rankings,
+    )
+
+
 def choose(selection: Selection, task: list[str], methods: list[str]) -> tuple[str, list[str]]:
     return (
         selection.one("task", "Task", [(name, name) for name in task]),
@@ -73,16 +86,7 @@ def test_a_head_s_choice_is_what_sets_of_tokens_say(tokens, seed, data):
         )
         for method in ("kvp", "oracle")
     )
-    context = StoredContext(
-        sample_id="s",
-        benchmark="b",
-        task="t",
-        setting="query_aware",
-        budgets=(99,),
-        pieces=("",) * tokens,
-        importance=importance,
-        rankings=rankings,
-    )
+    context = context_of(importance, rankings, budget=99)
     choice = HeadChoice.of(context, rankings[0], head=0, budget=99)
     own, best = ({i for i in range(tokens) if ranking.ranks[0, i] <= kept} for ranking in rankings)
     assert set(np.flatnonzero(choice.wrongly_dropped)) == best - own
@@ -168,14 +172,4 @@ def test_the_head_that_is_shown_first_attends_to_the_fewest_tokens(num_tokens):
     importance[0, 0] = 1e6  # which every budget keeps
     importance[1, 4:-16] = 0
     importance[3, 4:-16] = 0.5 ** np.arange(max(0, num_tokens - 20))
-    context = StoredContext(
-        sample_id="a",
-        benchmark="ruler",
-        task="vt",
-        setting="query_aware",
-        budgets=(24,),
-        pieces=("a",) * num_tokens,
-        importance=importance,
-        rankings=(),
-    )
-    assert most_selective_head(context) == (3 if num_tokens > 20 else 0)
+    assert most_selective_head(context_of(importance)) == (3 if num_tokens > 20 else 0)
