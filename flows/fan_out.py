@@ -114,7 +114,7 @@ class _Sending:
         part = self._parts[index]
         parameters = get_call_parameters(part.func.fn, part.args, part.keywords)
         share = gpu_share(self._gpu_bytes, self._engine.gpu_bytes) if self._engine.gpu_bytes else 0.0
-        with sending(code_of(part.func), torch.get_num_threads()), self._engine.asking(share):
+        with sending(code_of(part.func.__module__), torch.get_num_threads()), self._engine.asking(share):
             future = self._engine.task_runner.submit(part.func, parameters)
         self._sent[index] = future
         future.add_done_callback(lambda _: self._ended.put(index))

@@ -20,7 +20,7 @@ __all__ = list(_PUBLIC)  # the types that editors see are in __init__.pyi
 
 def __getattr__(name: str) -> Any:
     # Loaded when they are asked for, as torch takes seconds. Not by an import statement: the fingerprints of stages
-    # follow those (storage.lineage), and a change of what only users call is no reason to collect traces anew.
+    # follow those (storage.fingerprints), and a change of what only users call is no reason to collect traces anew.
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return pkgutil.resolve_name(_PUBLIC[name])

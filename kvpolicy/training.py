@@ -21,8 +21,7 @@ from torch import Tensor
 
 from kvpolicy.errors import InputError
 from kvpolicy.objectives.cost import mask_scores, normalised_cost
-from kvpolicy.objectives.registry import OBJECTIVES, Objective, ObjectiveName, make_objective
-from kvpolicy.objectives.rloo import MIN_RANKINGS
+from kvpolicy.objectives.registry import MIN_RANKINGS, OBJECTIVES, Objective, ObjectiveName, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
 

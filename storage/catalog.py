@@ -87,10 +87,10 @@ class Catalog:
 
         Args:
             stage: name of the stage.
-            stage_key: its key (`storage.lineage.stage_key`).
+            stage_key: its key (`storage.fingerprints.stage_key`).
             parameters: its parameters as JSON values.
             inputs: role -> id of a registered artifact.
-            code_fingerprint: fingerprint of its code (`storage.lineage.code_fingerprint`).
+            code_fingerprint: fingerprint of its code (`storage.fingerprints.ProjectCode`).
             seed: its seed.
             prefect_flow_run_id: Prefect flow run.
             prefect_task_run_id: Prefect task run.

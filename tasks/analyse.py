@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.evaluation import EvaluateConfig, analyse_example
+from kvpolicy.methods.registry import method_modules
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
@@ -49,6 +50,7 @@ def analyse_shard(
             "first": first,
             "stop": stop,
         },
+        choices=method_modules(config.contenders),
         seed=seed,
     )
 

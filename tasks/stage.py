@@ -9,7 +9,7 @@ in any case, and what it makes is never found again.
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,18 +19,21 @@ from prefect.runtime import flow_run, task_run
 
 from storage.catalog import Artifact, Catalog, CompletedRun, RunRecorder
 from storage.digests import digest_json
+from storage.fingerprints import ProjectCode, stage_key
 from storage.home import Home, exclusive
-from storage.lineage import module_digests, stage_key
 from tasks.purpose import current_purpose
 from tasks.wholeness import find_damaged
 from tasks.worker import keep_to_flow
 
-# Modules of a stage that decide how it is run, shown and remembered, but not what comes out.
+# Modules of a stage that decide how it is run, shown and remembered, but not what comes out; and the registries, which
+# list every choice: a stage names the modules of those that its request makes (`Stage.choices`).
 _CHANGES_NO_RESULT = frozenset(
     {
+        "kvpolicy.methods.registry",
         "kvpolicy.models.convert",
         "kvpolicy.models.embedded",
         "kvpolicy.models.reference",
+        "kvpolicy.objectives.registry",
         "tasks.memory",
         "tasks.model",
         "tasks.progress",
@@ -44,9 +47,9 @@ _CHANGES_NO_RESULT = frozenset(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def code_of(part: Callable[..., Any]) -> str:
-    """Fingerprint of the code that a task runs, as this process has loaded it."""
-    return digest_json(loaded_code(part.__module__))
+def code_of(module: str) -> str:
+    """Fingerprint of the code that the tasks of a module run, whatever is chosen, as this process has loaded it."""
+    return digest_json(_project_code().module_digests(module))
 
 
 def stage_task(name: str) -> Callable[[F], F]:
@@ -78,19 +81,21 @@ class StageOutcome:
 
 
 @functools.cache
-def loaded_code(module: str) -> Mapping[str, str]:
-    """The code that a module runs, as module to digest of its source, taken once a process."""
-    return module_digests(module, without=_CHANGES_NO_RESULT)
+def _project_code() -> ProjectCode:
+    return ProjectCode("kvpolicy", "tasks")
+
+
+@functools.cache
+def _loaded_code(*modules: str) -> Mapping[str, str]:
+    return _project_code().module_digests(*modules, without=_CHANGES_NO_RESULT)
 
 
 def note_loaded_code() -> None:
-    """Take the fingerprints of all tasks that this process has imported: files that change later change nothing here.
+    """Read the sources of all tasks that this process has imported: files that change later change nothing here.
 
     Without it a stage's sources would be read when it begins, hours after the code that runs was loaded.
     """
-    for name in sorted(sys.modules):
-        if name.startswith("tasks.") and name not in _CHANGES_NO_RESULT:
-            loaded_code(name)
+    _project_code().module_digests(*(name for name in sorted(sys.modules) if name.startswith("tasks.")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,7 @@ class Stage:
     Attributes:
         name: Of the stage.
         module: Module whose code, with all that it imports from the science, is the stage's code.
+        choices: Modules of what the request chooses from registries, such as an objective: the stage runs them as well.
         inputs: Name to artifact id.
         parameters: Everything else, as plain values.
         seed: Of the stage, if it draws.
@@ -112,14 +118,15 @@ class Stage:
     module: str
     inputs: Mapping[str, str]
     parameters: Mapping[str, Any]
+    choices: Sequence[str] = ()
     seed: int | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     rests_on: str = ""
 
     @property
     def modules(self) -> Mapping[str, str]:
-        """The code that the stage runs: module to digest of its source."""
-        return loaded_code(self.module)
+        """The code that the stage runs: module to digest of its meaning."""
+        return _loaded_code(self.module, *self.choices)
 
     @property
     def code(self) -> str:
@@ -165,7 +172,7 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, 
         InputError: If this is a worker of a flow that runs other code.
         Exception: Whatever the body raises, after the failure is recorded.
     """
-    keep_to_flow(stage.code)
+    keep_to_flow(code_of(stage.module))
     with exclusive(home, stage.key[:32]):
         return _run_alone(home, stage, body, note_skip=note_skip)
 

@@ -4,6 +4,7 @@ A new method is one file and one line here; the tests then run on it as on all o
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from kvpolicy.errors import InputError
 from kvpolicy.methods.adakv import AdaKV
@@ -61,6 +62,15 @@ def method_type(name: str) -> type[Method]:
     if name not in _METHODS:
         raise InputError(f"method: {name!r} is unknown, expected one of {', '.join(_METHODS)}")
     return _METHODS[name]
+
+
+def method_modules(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of the modules whose code some methods are, each once.
+
+    Raises:
+        InputError: If there is no such method.
+    """
+    return tuple(dict.fromkeys(method_type(name).__module__ for name in names))
 
 
 def make_method(name: str, **parameters: object) -> Method:

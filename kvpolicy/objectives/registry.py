@@ -4,9 +4,10 @@ Each is one function of scores, importance and mask that gives a loss for every 
 nothing about another's: they are compared by the held-out eviction cost of the policies that they train.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from kvpolicy.objectives.exact import exact_loss
 from kvpolicy.objectives.listwise import listwise_loss
 from kvpolicy.objectives.pairwise import pairwise_loss
 from kvpolicy.objectives.regression import log_mse_loss, mse_loss
-from kvpolicy.objectives.rloo import rloo_loss
+from kvpolicy.objectives.rloo import MIN_RANKINGS, rloo_loss
 from kvpolicy.objectives.soft_rank import soft_rank_loss
+
+__all__ = ["MIN_RANKINGS", "OBJECTIVES", "Objective", "ObjectiveName", "make_objective", "objective_module"]
 
 ObjectiveName = Literal["exact", "rloo", "mse", "log_mse", "pairwise", "listwise", "soft_rank"]
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
@@ -24,6 +27,16 @@ OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 
 Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """From scores, importance (0 for padding) and mask, all (head, sequence, token), to the loss of each sequence."""
+
+_LOSSES: Mapping[ObjectiveName, Callable[..., Tensor]] = {
+    "exact": exact_loss,
+    "rloo": rloo_loss,
+    "mse": mse_loss,
+    "log_mse": log_mse_loss,
+    "pairwise": pairwise_loss,
+    "listwise": listwise_loss,
+    "soft_rank": soft_rank_loss,
+}
 
 
 def make_objective(name: ObjectiveName, *, num_rankings: int, generator: torch.Generator) -> Objective:
@@ -34,13 +47,12 @@ def make_objective(name: ObjectiveName, *, num_rankings: int, generator: torch.G
         num_rankings: Rankings that `rloo` draws for each sequence.
         generator: Source of what `rloo` and `pairwise` draw.
     """
-    objectives: dict[ObjectiveName, Objective] = {
-        "exact": exact_loss,
-        "rloo": partial(rloo_loss, num_rankings=num_rankings, generator=generator),
-        "mse": mse_loss,
-        "log_mse": log_mse_loss,
-        "pairwise": partial(pairwise_loss, generator=generator),
-        "listwise": listwise_loss,
-        "soft_rank": soft_rank_loss,
-    }
-    return objectives[name]
+    loss = _LOSSES[name]
+    offered: dict[str, Any] = {"num_rankings": num_rankings, "generator": generator}
+    taken = offered.keys() & inspect.signature(loss).parameters.keys()
+    return partial(loss, **{parameter: offered[parameter] for parameter in taken})
+
+
+def objective_module(name: ObjectiveName) -> str:
+    """Name of the module whose code an objective is."""
+    return _LOSSES[name].__module__

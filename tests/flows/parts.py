@@ -53,7 +53,7 @@ def look_around() -> tuple[int, int, str]:
     """Return the process, its number of threads, and what it tells libraries to use."""
     import torch
 
-    keep_to_flow(code_of(look_around))
+    keep_to_flow(code_of(__name__))
     return os.getpid(), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
 
 

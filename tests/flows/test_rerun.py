@@ -144,7 +144,7 @@ def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_p
 def test_other_code_that_changes_no_result_is_identical(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
     module = sources / "kvpolicy" / "curves.py"
-    module.write_text(module.read_text() + "\n# a remark\n")
+    module.write_text(module.read_text() + "\nCHANGED = 1\n")
     original = newest(small_run.home, "evaluate")["run_id"]
     finished = kvp("rerun", original, "--json", home=small_run.home, PYTHONPATH=str(sources))
     assert finished.code == 0, finished.stderr

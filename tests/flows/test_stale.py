@@ -32,6 +32,10 @@ def change(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after))
 
 
+def append(path: Path, line: str) -> None:
+    path.write_text(f"{path.read_text()}\n{line}\n")
+
+
 def files(home: Path) -> dict[Path, int]:
     """Every file of a home but Prefect's, with the time of its last change."""
     found = (path for path in home.rglob("*") if path.is_file() and path.relative_to(home).parts[0] != "prefect")
@@ -45,12 +49,25 @@ def test_nothing_is_stale_and_nothing_is_written(kvp_here, small_run):
     assert files(small_run.home) == before
 
 
-def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
+def test_what_changes_no_result_makes_nothing_stale(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
     for name in ("flows/summary.py", "flows/cli.py", "dashboards/curves.py", "storage/views.py", "tasks/progress.py"):
-        with (sources / name).open("a") as stream:
-            stream.write("\n# a remark\n")
+        append(sources / name, "CHANGED = 1")
+    for name in ("tasks/train.py", "kvpolicy/attention/importance.py", "kvpolicy/methods/knorm.py"):
+        append(sources / name, "# a remark")
+    change(sources / "kvpolicy" / "training.py", '"""Training ', '"""Another docstring. Training ')
     (sources / "README.md").write_text("another text")
+    # A method and an objective that are new, and what was not chosen.
+    methods, objectives = sources / "kvpolicy" / "methods", sources / "kvpolicy" / "objectives"
+    (methods / "newest.py").write_text(
+        (methods / "knorm.py").read_text().replace("class KNorm", "class Newest").replace('"knorm"', '"newest"')
+    )
+    change(methods / "registry.py", "        Full,\n", "        Full,\n        Newest,\n")
+    change(methods / "registry.py", "\n_METHODS", "from kvpolicy.methods.newest import Newest\n\n_METHODS")
+    append(methods / "pyramidkv.py", "CHANGED = 1")
+    change(objectives / "registry.py", '"soft_rank"]', '"soft_rank", "newest"]')
+    change(objectives / "registry.py", '    "mse": mse_loss,\n', '    "mse": mse_loss,\n    "newest": mse_loss,\n')
+    append(objectives / "rloo.py", "CHANGED = 1")
     assert causes(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources))) == {}
 
 
@@ -92,8 +109,7 @@ def test_what_no_stage_runs_makes_nothing_stale(kvp, small_run, tmp_path):
 )
 def test_a_module_that_changed_makes_stale_what_runs_it(kvp, small_run, tmp_path, module, expected):
     sources = copied_sources(tmp_path)
-    path = sources / f"{module.replace('.', '/')}.py"
-    path.write_text(path.read_text() + "\n# a remark\n")
+    append(sources / f"{module.replace('.', '/')}.py", "CHANGED = 1")
     assert causes(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources))) == expected
 
 

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.training import TrainConfig
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
-from storage.lineage import module_digests
+from tasks.publish import evaluation_stage
+from tasks.references import ModelRef, PromptsRef, SnapshotRef
 from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
+from tasks.train import training_stage
 
 RESULT = Artifact(kind="evaluation", digest=digest_bytes(b"result"), name="a result")
 
@@ -133,9 +137,27 @@ def test_a_failure_leaves_no_lock_behind(home, stage):
 def test_code_that_changes_no_result_changes_no_key():
     for name in _CHANGES_NO_RESULT:
         assert importlib.util.find_spec(name) is not None  # a module that was renamed would count again
-    covered = module_digests("tasks.train", without=_CHANGES_NO_RESULT)
-    assert not covered.keys() & _CHANGES_NO_RESULT
-    assert {"tasks.train", "kvpolicy.training", "kvpolicy.objectives.exact", "tasks.traces"} <= covered.keys()
+    covered = Stage(name="train", module="tasks.train", inputs={}, parameters={}).modules.keys()
+    assert not covered & _CHANGES_NO_RESULT
+    assert {"tasks.train", "kvpolicy.training", "kvpolicy.objectives.cost", "tasks.traces"} <= covered
+
+
+def test_a_stage_runs_what_its_request_chooses_and_no_other_choice():
+    model = ModelRef(artifact_id="model-0", digest="", name="", folder="", dtype="float32", num_heads=1)
+    snapshot = SnapshotRef(artifact_id="snapshot-0", collection="", manifest_version=1, setting="query_agnostic")
+    objectives = {
+        name: training_stage(model, snapshot, TrainConfig(objective=name), seed=0).modules.keys()
+        for name in ("exact", "pairwise")
+    }
+    assert objectives["exact"] ^ objectives["pairwise"] == {"kvpolicy.objectives.exact", "kvpolicy.objectives.pairwise"}
+
+    prompts = PromptsRef(artifact_id="prompts-0", split="test", seed=0, num_samples=1, path="")
+    methods = [
+        evaluation_stage(model, (), prompts, EvaluateConfig(methods=names), seed=0).modules.keys()
+        for names in (("snapkv",), ("snapkv", "knorm"), ("pyramidkv",))
+    ]
+    assert methods[1] - methods[0] == {"kvpolicy.methods.knorm"}
+    assert {"kvpolicy.methods.pyramidkv", "kvpolicy.methods.snapkv"} <= methods[2]  # one is made of the other
 
 
 def test_the_key_covers_everything_that_a_result_depends_on(stage):

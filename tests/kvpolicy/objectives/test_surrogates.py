@@ -168,7 +168,9 @@ def test_scores_of_nothing_leave_all_variance_unexplained():
 
 
 def test_one_token_has_nothing_to_learn():
-    scores, importance = torch.tensor([[2.0]], requires_grad=True), torch.tensor([[0.5]])
+    # In float64: the rounding of a float32 FFT, divided by the grid's spacing, is 1e-4 on some processors.
+    scores = torch.tensor([[2.0]], dtype=torch.float64, requires_grad=True)
+    importance = torch.tensor([[0.5]], dtype=torch.float64)
     for name in OBJECTIVES:
         (gradient,) = torch.autograd.grad(_objective(name)(scores, importance).sum(), scores)
-        assert gradient.abs().max() < 1e-6, name
+        assert gradient.abs().max() < 1e-9, name
