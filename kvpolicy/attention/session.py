@@ -3,6 +3,9 @@
 transformers calls one registered function for every layer (`AttentionInterface`). Ours asks the *session* that is
 active in the calling context what to do: record a prefill, or attend to a compacted cache that the session holds. No
 model code is patched and nothing stays behind on a module. Without a session it is plain SDPA.
+
+Libraries wrap registered functions and pass their arguments by position, as transformers' own functions take them
+(kvpress does when it is imported), so ours has their signature, and its SDPA is the one that is registered.
 """
 
 from collections.abc import Iterator
@@ -70,16 +73,16 @@ def _attention(  # noqa: PLR0917  # the signature that transformers calls
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     session = _active_session.get()
     if session is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        plain: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]  # with what others wrapped around it, such as kvpress' masks
+        plain: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, dropout, scaling=scaling, **kwargs)
         return plain
     _refuse_unsupported(kwargs, num_tokens=session.num_past_tokens + key.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -4,10 +4,12 @@ from inspect import signature
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import kvpolicy.attention.session as module
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.attention.session import ATTENTION_NAME, attention_session
+from kvpolicy.attention.session import ATTENTION_NAME, attention_session, register_attention
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 
@@ -26,6 +28,40 @@ def test_without_a_session_it_is_plain_attention(tiny_model, eager_network, draw
     assert model.network.config._attn_implementation == ATTENTION_NAME
     logits = model.logits(tokens, torch.arange(30).expand(2, -1), 30)
     torch.testing.assert_close(logits, _eager_logits(eager_network(family), tokens), **TOLERANCE)
+
+
+def test_the_registered_function_has_the_signature_of_transformers_own():
+    register_attention()  # again: registering anew must not bring another one back
+    ours, sdpa = (
+        [(parameter.name, parameter.kind, parameter.default) for parameter in signature(function).parameters.values()]
+        for function in (ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME], sdpa_attention_forward)
+    )
+    num_named = len(ours) - 1
+    assert [name for name, *_ in ours[:num_named]][-2:] == ["dropout", "scaling"]
+    assert ours == [*sdpa[:num_named], sdpa[-1]]  # the rest by keyword
+
+
+def test_registered_functions_may_be_wrapped_and_called_by_position(tiny_model, draw_tokens, monkeypatch):
+    model, tokens = tiny_model("llama"), draw_tokens(1, 20)
+    expected = model.logits(tokens, torch.arange(20)[None], 20)
+    wrapped = []
+
+    def wrap(name):
+        function = ALL_ATTENTION_FUNCTIONS[name]
+
+        def wrapper(module, query, key, value, attention_mask, dropout, **kwargs):
+            wrapped.append(name)
+            return function(module, query, key, value, attention_mask, dropout, **kwargs)
+
+        return wrapper
+
+    wrappers = {name: wrap(name) for name in (ATTENTION_NAME, "sdpa")}
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", wrappers)
+    assert torch.equal(model.logits(tokens, torch.arange(20)[None], 20), expected)
+    assert wrapped == [ATTENTION_NAME, "sdpa"] * model.spec.num_layers  # SDPA is the one that is registered
+    wrapped.clear()
+    torch.testing.assert_close(prefill(model, tokens[0], num_queries=1, num_logits=20).logits, expected[0], **TOLERANCE)
+    assert wrapped == [ATTENTION_NAME] * model.spec.num_layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
