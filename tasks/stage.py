@@ -86,7 +86,8 @@ def _project_code() -> ProjectCode:
 
 
 @functools.cache
-def _loaded_code(*modules: str) -> Mapping[str, str]:
+def loaded_code(*modules: str) -> Mapping[str, str]:
+    """The code that changes the results of a stage's module and its choices: module to digest of its meaning."""
     return _project_code().module_digests(*modules, without=_CHANGES_NO_RESULT)
 
 
@@ -126,7 +127,7 @@ class Stage:
     @property
     def modules(self) -> Mapping[str, str]:
         """The code that the stage runs: module to digest of its meaning."""
-        return _loaded_code(self.module, *self.choices)
+        return loaded_code(self.module, *self.choices)
 
     @property
     def code(self) -> str:
