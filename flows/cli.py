@@ -6,6 +6,8 @@ libraries are imported by the commands that need them, after the process is prep
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -35,6 +37,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvp {version('kvpolicy')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the release and exit")
+    ] = False,
+) -> None:
+    """Options of the program itself, all of which end it."""
+
+
 app.add_typer(traces.app, name="traces")
 add_pipeline_commands(app)
 app.command()(repeat.stale)

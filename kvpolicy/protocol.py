@@ -1,4 +1,4 @@
-"""The two settings in which a cache is compressed, and how they divide a sequence (DESIGN: evaluation protocol).
+"""The two settings in which a cache is compressed, and how they divide a sequence.
 
 Query-agnostic: compress after the context, then run the question. Query-aware: compress after context and question. A
 dialogue has no question, so that both divide it alike.

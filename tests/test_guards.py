@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tests.code_lines import count_code_lines
+
 CHECKOUT = Path(__file__).parents[1]
 PACKAGES = ("kvpolicy", "storage", "tasks", "flows", "dashboards")
 STAND_INS = ("unittest.mock", "mock", "pytest_mock", "responses", "requests_mock", "respx", "vcr")
@@ -76,3 +78,9 @@ def test_the_guards_see_what_they_look_for():
 def test_no_test_changes_the_number_of_threads():
     # Sums in float32 differ with it, and what runs here is compared with what child processes compute.
     assert torch.get_num_threads() == 2
+
+
+def test_lines_of_code_are_counted_without_docstrings_comments_and_blanks():
+    page = '"""Page.\n\nMore.\n"""\n\nimport math  # why\n\n'
+    function = 'def f(\n    x,\n):\n    """Doc."""\n    # why\n    return """a\n\nb"""\n'
+    assert count_code_lines(page + function) == 1 + 3 + 3

@@ -1,4 +1,4 @@
-"""Importance: what a cache entry receives from the queries that come after the context (DESIGN: section 3).
+"""Importance: what a cache entry receives from the queries that come after the context.
 
     imp(i) = sum over future queries j of max over query heads g in the group of softmax_i(scaling * q_j^g . k_i)
 

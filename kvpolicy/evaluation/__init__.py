@@ -1,4 +1,4 @@
-"""Judging every method at every budget on one example, from one prefill (DESIGN: evaluation protocol)."""
+"""Judging every method at every budget on one example, from one prefill."""
 
 from kvpolicy.evaluation.analysis import analyse_example
 from kvpolicy.evaluation.config import EvaluateConfig

@@ -61,7 +61,7 @@ class RankedContext:
 
     Attributes:
         setting: Which of the example's contexts it is.
-        importance: What the future pays each token (DESIGN: section 3).
+        importance: What the future pays each token (`kvpolicy.attention.importance`).
         rankings: Of all contenders that evict.
     """
 

@@ -1,4 +1,4 @@
-"""Eviction cost of a ranking: importance lost, summed over all budgets (DESIGN: section 3).
+"""Eviction cost of a ranking: importance lost, summed over all budgets.
 
 For a ranking r (r_1 kept longest), the mass lost at budget b is the sum of imp(r_k) over k > b. Summed over
 b = 0 ... n-1 that is exactly the sum of k * imp(r_k). The normalised cost divides by the cost of ranking by importance,

@@ -5,6 +5,9 @@ import io
 import itertools
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,14 @@ def paths(value: Any, place: str = "") -> set[str]:
     if isinstance(value, list):
         return set().union(*(paths(part, f"{place}[]") for part in value))
     return {place}
+
+
+def test_the_program_says_its_release():
+    printed = subprocess.run(
+        [str(Path(sys.executable).with_name("kvp")), "--version"], capture_output=True, text=True, check=True
+    )
+    release = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["version"]
+    assert (printed.stdout, printed.stderr) == (f"kvp {release}\n", "")
 
 
 def test_the_document_is_what_the_docs_say(smoke_run):

@@ -13,7 +13,7 @@ SPLITS = [(47, 1), (40, 8), (24, 24), (1, 47), (10, 5)]  # the last leaves token
 
 
 def _defined_importance(network, token_ids, num_kv_heads, num_context, num_future):
-    """DESIGN, section 3, over the full attention matrices of eager attention."""
+    """The definition of `kvpolicy.attention.importance`, over the full attention matrices of eager attention."""
     with torch.no_grad():
         layers = network(input_ids=token_ids[None], output_attentions=True, use_cache=False).attentions
     rows = []
