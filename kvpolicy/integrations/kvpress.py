@@ -3,14 +3,16 @@
 kvpress prunes the cache of each layer in a hook, right after the layer's prefill: it asks a press to score the entries
 and keeps those with the highest scores. Ours scores with the agents of the layer and ranks as everywhere here
 (`kvpolicy.ranking`): the first and the last tokens always stay, and ties go by position. So a press that keeps b tokens
-keeps those that `kvpolicy.compressed_generate` keeps at budget b.
+keeps those that `kvpolicy.compressed_generate` keeps at budget b. Presses that wrap others get scores that they can
+multiply, add up and compare between heads (`kvpolicy.integrations.worth`).
 
-Not for what kvpress does beside that: chunks, eviction while decoding and budgets that differ by head. Scores are ranks
-within a head, so wrappers that compare scores across heads share budgets equally.
+Not for what kvpress does beside that: parts of a prompt, and eviction while decoding
+(`kvpolicy.integrations.kvpress_wrappers`).
 
 kvpress 0.5.5 needs transformers < 5.3 and pandas < 3, so it lives in an environment of its own (`make test-kvpress`).
 """
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +21,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kvpolicy.errors import InputError
+from kvpolicy.integrations.worth import worth_of_entries
 from kvpolicy.models.language_model import read_spec
 from kvpolicy.models.reference import find_model
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.ranking import check_budget, retention_ranks
+from kvpolicy.ranking import check_budget
 
 try:
     from kvpress import ScorerPress
     from kvpress.utils import compute_n_kept
+
+    from kvpolicy.integrations.kvpress_wrappers import refuse_wrappers
 except ImportError as error:
     raise ImportError(
         f"kvpress cannot be imported ({error}): install it beside kvpolicy in an environment of its own, as it needs "
@@ -51,17 +56,17 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
 
     policy: PolicySet = field(kw_only=True)
     model_digest: str = field(default="", kw_only=True)
+    _checked: tuple[Any, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def post_init_from_model(self, model: Any) -> None:
-        """Refuse a model that the policy was not trained for; kvpress calls this before anything is compressed.
+        """Refuse what can be refused before anything is run; most wrappers pass this call of kvpress on.
 
         Raises:
-            InputError: If its digest is another one or cannot be told.
+            InputError: If the policy was not trained for the model, the model cannot be identified, or a press that
+                wraps this one evicts while decoding.
         """
-        self.policy.require_model(self.model_digest or _digest_of(model))
-        if (spec := read_spec(model.config)) != self.policy.spec:
-            raise InputError(f"the policy set is for {self.policy.spec}, the model is {spec}: use that of its training")
-        self.policy.agents.to(model.device)
+        refuse_wrappers(self)
+        self._require_model(model.config.get_text_config(decoder=True))
 
     def score(  # noqa: PLR0917  # as kvpress calls it
         self,
@@ -72,23 +77,40 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
         attentions: Tensor | None,
         kwargs: dict[str, Any],
     ) -> Float[Tensor, "row kv_head token"]:
-        """Rank the entries of one layer: the negative rank, so that the entry that is kept longest scores highest.
+        """Score the entries of one layer: positive, and largest for the entry that is kept longest.
 
         Raises:
-            InputError: If fewer entries would be kept than the always-kept tokens, these are not the entries of one
-                whole prompt, or prompts are padded.
+            InputError: If the policy was not trained for the model, fewer entries would be kept than the always-kept
+                tokens, these are not the entries of one whole prompt, prompts are padded, or a press that wraps this
+                one cannot use the scores.
         """
         del hidden_states, attentions
         num_rows, num_kv_heads, num_tokens = keys.shape[:3]
+        refuse_wrappers(self, num_rows=num_rows)
+        self._require_model(module.config)
+        positions = _positions(kwargs, num_rows, num_tokens)
         check_budget(compute_n_kept(num_tokens, self.compression_ratio), num_tokens)
         _refuse_padding(kwargs.get("attention_mask"))
+        self.policy.agents.to(keys.device)  # a model's layers may lie on several
         layer = int(module.layer_idx)  # type: ignore[arg-type]  # of transformers
         heads = slice(layer * num_kv_heads, (layer + 1) * num_kv_heads)
-        positions = _positions(kwargs, num_rows, num_tokens)
-        ranks = [
-            retention_ranks(self._scores(*entries, heads)) for entries in zip(keys, values, positions, strict=True)
+        worth = [
+            worth_of_entries(self._scores(*entries, heads)) for entries in zip(keys, values, positions, strict=True)
         ]
-        return -torch.stack(ranks).float()  # exact up to 2^24 tokens
+        return torch.stack(worth)
+
+    def _require_model(self, config: Any) -> None:
+        """Refuse a model that the policy was not trained for; its files are read once for every model.
+
+        At scoring as well, as not every wrapper calls `post_init_from_model`.
+        """
+        asked = (config, self.policy, self.model_digest)
+        if self._checked and all(map(operator.is_, self._checked, asked)):
+            return
+        self.policy.require_model(self.model_digest or _digest_of(config))
+        if (spec := read_spec(config)) != self.policy.spec:
+            raise InputError(f"the policy set is for {self.policy.spec}, the model is {spec}: use that of its training")
+        self._checked = asked
 
     @torch.no_grad()
     def _scores(
@@ -109,8 +131,8 @@ def _positions(kwargs: dict[str, Any], num_rows: int, num_tokens: int) -> Int[Te
         positions = kwargs["cache_position"][None]
     if positions.shape[-1] != num_tokens:
         raise InputError(
-            f"a layer holds {num_tokens} entries after {positions.shape[-1]} tokens: the press ranks whole prompts, "
-            "not chunks of one, caches that another press compressed, or what is decoded"
+            f"{num_tokens} entries are to be ranked after {positions.shape[-1]} tokens: the press ranks whole prompts, "
+            "not chunks or blocks of one, caches that another press compressed, or what is decoded"
         )
     return positions.expand(num_rows, -1)
 
@@ -127,15 +149,15 @@ def _refuse_padding(mask: Tensor | None) -> None:
         )
 
 
-def _digest_of(model: Any) -> str:
-    name = str(model.name_or_path)
+def _digest_of(config: Any) -> str:
+    name = str(config.name_or_path or "")
     try:
-        found = find_model(name) if name else None
+        reference = find_model(name) if name else None
     except InputError:
-        found = None
-    if found is None:
+        reference = None
+    if reference is None:
         raise InputError(
-            f"which model {name!r} is cannot be told, as it is no model folder: pass model_digest, "
+            f"cannot identify model {name!r}: not a model folder; pass model_digest, "
             "which kvpolicy.models.reference.resolve_model gives"
         )
-    return found.digest
+    return reference.digest
