@@ -115,7 +115,7 @@ class Catalog:
             modules=modules or {},
             repeats=repeats,
         )
-        with announced(self, self._home, run, known):
+        with announced(self._home, run, known, committed=lambda: self.rows("runs", f"run_id = {quote(run.run_id)}")):
             try:
                 yield run
                 self._write_completed(run)

@@ -16,21 +16,19 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.errors import StorageError, one_line
-from storage.recorded_runs import RecordedRun, in_hand
-from storage.tables import quote
+from storage.run_record import RecordedRun, Row
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
 
     from storage.artifacts import Artifact
-    from storage.catalog import Catalog
     from storage.home import Home
     from storage.recording import RunRecorder
 
@@ -69,26 +67,28 @@ _SILENCE = _Silence()
 
 
 @contextmanager
-def announced(catalog: Catalog, home: Home, run: RunRecorder, known: Sequence[Artifact]) -> Iterator[None]:
-    """Tell of the start of the run that the block is, and of its end as the catalog then has it.
+def announced(
+    home: Home, run: RunRecorder, known: Sequence[Artifact], committed: Callable[[], Iterable[Row]]
+) -> Iterator[None]:
+    """Emit the start of the run that the block is, and its end as the catalog then has it.
 
     Args:
-        catalog: the catalog that the block writes the run to.
-        home: its home.
+        home: the home.
         run: the run.
         known: the artifacts that it reads, but for its surroundings.
+        committed: reads the run's row from the catalog; no row if the run was not recorded.
     """
     if _disabled():
         yield
         return
     with _never_the_failure_of_a_run():
-        _announce(home, in_hand(run, run.row(), known), has_ended=False)
+        _announce(home, RecordedRun.from_recorder(run, run.row(), known), has_ended=False)
     try:
         yield
     finally:
         with _never_the_failure_of_a_run():
-            for row in catalog.rows("runs", f"run_id = {quote(run.run_id)}"):
-                _announce(home, in_hand(run, row, known), has_ended=True)
+            for row in committed():
+                _announce(home, RecordedRun.from_recorder(run, row, known), has_ended=True)
 
 
 def event_lines(events: Sequence[RunEvent]) -> str:

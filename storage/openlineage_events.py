@@ -28,7 +28,7 @@ from openlineage.client.facet_v2 import (
 
 from storage.dataset_facets import input_dataset, is_data, output_dataset
 from storage.environment import checkout_url
-from storage.recorded_runs import RecordedRun
+from storage.run_record import RecordedRun
 
 FACETS_VERSION = "1-0-0"
 DEFAULT_JOB_NAMESPACE = "kvpolicy"

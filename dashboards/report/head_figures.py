@@ -1,7 +1,6 @@
 """Figures of heads: layers by KV heads as heat maps, costs as boxes, and how alike heads rank."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
@@ -19,16 +18,14 @@ from dashboards.report.drawing import (
     plain_axes,
     to_png,
 )
+from dashboards.report.head_rows import Head
 from dashboards.report.view import Place, short
 from dashboards.styles import style_of
-
-if TYPE_CHECKING:
-    from dashboards.report.heads import Head
 
 _WIDTH_INCHES = 9.5
 
 
-def shape_maps(heads: "Sequence[Head]", shapes: Mapping[str, str], numbers: Table) -> Picture:
+def shape_maps(heads: Sequence[Head], shapes: Mapping[str, str], numbers: Table) -> Picture:
     """One map a figure of shape, layers from left to right."""
     values = {words: [head.shape[shape] for head in heads] for shape, words in shapes.items()}
     known = {words: [value for value in own if value is not None] for words, own in values.items()}
@@ -46,7 +43,7 @@ def shape_maps(heads: "Sequence[Head]", shapes: Mapping[str, str], numbers: Tabl
     )
 
 
-def cost_maps(place: Place, heads: "Sequence[Head]", costs: Mapping[str, np.ndarray]) -> Picture:
+def cost_maps(place: Place, heads: Sequence[Head], costs: Mapping[str, np.ndarray]) -> Picture:
     """The learned policy's cost of each head and the best other method's, in the same colours."""
     everything = np.concatenate(list(costs.values()))
     norm = LogNorm(max(1e-3, float(np.nanmin(everything))), max(1.001, float(np.nanmax(everything))))
@@ -95,7 +92,7 @@ def cost_boxes(place: Place, costs: Mapping[str, np.ndarray], numbers: Table) ->
     )
 
 
-def pair_map(heads: "Sequence[Head]", means: Mapping[tuple[int, int], float], tables: tuple[Table, ...]) -> Picture:
+def pair_map(heads: Sequence[Head], means: Mapping[tuple[int, int], float], tables: tuple[Table, ...]) -> Picture:
     """Heads by heads, in the order of layers."""
     place = {head.head: index for index, head in enumerate(heads)}
     matrix = np.full((len(heads), len(heads)), np.nan)
@@ -118,7 +115,7 @@ def pair_map(heads: "Sequence[Head]", means: Mapping[tuple[int, int], float], ta
     )
 
 
-def draw_maps(heads: "Sequence[Head]", values: Mapping[str, tuple[np.ndarray, Normalize]]) -> Figure:
+def draw_maps(heads: Sequence[Head], values: Mapping[str, tuple[np.ndarray, Normalize]]) -> Figure:
     """One map for each of some figures, layers from left to right and KV heads from top to bottom."""
     layers, rows = max(head.layer for head in heads) + 1, max(head.kv_head for head in heads) + 1
     figure = new_figure(_WIDTH_INCHES, len(values) * (0.85 + 0.17 * rows) + 0.2)

@@ -1,41 +1,20 @@
 """Section: what distinguishes KV heads, and what each method's ranking costs each of them."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from dashboards.report.claims import Row
 from dashboards.report.document import NOTHING, Block, Section, Table, is_number, missing, number, prose, table
 from dashboards.report.head_figures import cost_boxes, cost_maps, pair_map, shape_maps
+from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, read_heads
 from dashboards.report.view import Place, ReportView, short
-from dashboards.styles import BOUNDS, method_order
+from dashboards.styles import BOUNDS
 
-SHAPES = {
-    "zipf_slope": "Zipf slope",
-    "effective_tokens": "effective tokens",
-    "rank_deviation": "rank deviation",
-}
 SHAPES_NOTE = (
     "Zipf slope: importance falls as rank to minus this. Effective tokens: exp of the entropy of importance. Rank "
     "deviation: mean squared distance of the head's ranks (0 to 1) from the mean over heads."
 )
 _EXTREMES = 5
-_NAME = re.compile(r"L(\d+)\.H(\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """One KV head: its place, its shape, its cost on held-out traces, and each method's cost on the judged samples."""
-
-    head: int
-    name: str
-    layer: int
-    kv_head: int
-    heldout_cost: float | None
-    shape: Mapping[str, float | None]
-    costs: Mapping[tuple[Place, str], float]
 
 
 def heads_section(view: ReportView) -> Section:
@@ -55,41 +34,6 @@ def heads_section(view: ReportView) -> Section:
     return Section(anchor="heads", title="Head by head", blocks=tuple(blocks), origin=view.origin)
 
 
-def read_heads(view: ReportView) -> list[Head]:
-    """Every head, means over policy sets and over the seeds of a method."""
-    trained: dict[int, list[Row]] = {}
-    costs: dict[int, dict[tuple[Place, str], list[float]]] = {}
-    names: dict[int, str] = {}
-    for row in view.rows.heads:
-        trained.setdefault(row["head"], []).append(row)
-        names[row["head"]] = row["head_name"]
-    for row in view.rows.head_costs:
-        key = (_place(row), row["method"])
-        costs.setdefault(row["head"], {}).setdefault(key, []).append(row["cost"])
-        names[row["head"]] = row["head_name"]
-    found = []
-    for head, name in sorted(names.items()):
-        place = _NAME.fullmatch(name)
-        rows = trained.get(head, [])
-        found.append(
-            Head(
-                head=head,
-                name=name,
-                layer=int(place[1]) if place else head,
-                kv_head=int(place[2]) if place else 0,
-                heldout_cost=_mean([row["heldout_cost"] for row in rows]),
-                shape={shape: _mean([row.get(shape) for row in rows]) for shape in SHAPES},
-                costs={key: sum(values) / len(values) for key, values in costs.get(head, {}).items()},
-            )
-        )
-    return found
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and is_number(value)]
-    return sum(known) / len(known) if known else None
-
-
 def _shapes(heads: Sequence[Head]) -> Iterator[Block]:
     there = [shape for shape in SHAPES if any(head.shape[shape] is not None for head in heads)]
     if not there:
@@ -97,7 +41,7 @@ def _shapes(heads: Sequence[Head]) -> Iterator[Block]:
             "the shape of each head's importance", "`kvp train` of this release measures it on held-out traces."
         )
         return
-    spread = _mean([head.shape["rank_deviation"] for head in heads])
+    spread = mean_of([head.shape["rank_deviation"] for head in heads])
     if spread is not None:
         yield prose(
             f"Heads rank the same tokens differently: the variance of a token's rank (0 to 1) across heads is "
@@ -119,7 +63,7 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
     if not view.rows.head_costs:
         yield missing("what each ranking costs each head", "`kvp evaluate` adds it to the table head_costs.")
         return
-    for place in sorted({_place(row) for row in view.rows.head_costs}):
+    for place in sorted({place_of(row) for row in view.rows.head_costs}):
         costs = method_costs(heads, place)
         summary = _cost_table(view, place, costs, [head.name for head in heads])
         yield cost_boxes(place, costs, summary)
@@ -130,21 +74,8 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
             yield cost_maps(place, heads, {method: costs[method] for method in shown})
 
 
-def _place(row: Row) -> Place:
-    return row["benchmark"], row["setting"]
-
-
-def method_costs(heads: Sequence[Head], place: Place) -> dict[str, np.ndarray]:
-    """Method to its cost of each head in one place; NaN where a head has none."""
-    methods = {method for head in heads for of_place, method in head.costs if of_place == place}
-    return {
-        method: np.array([head.costs.get((place, method), np.nan) for head in heads])
-        for method in sorted(methods, key=method_order)
-    }
-
-
 def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
-    counts = sorted({row["n"] for row in view.rows.head_costs if _place(row) == place})
+    counts = sorted({row["n"] for row in view.rows.head_costs if place_of(row) == place})
     return table(
         f"Cost of a head by method: {short(place)}",
         ("method", "mean", "lower quartile", "median", "upper quartile", "worst head", "cost there"),
@@ -184,8 +115,8 @@ def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
         note="Of all pairs: SELECT * FROM head_pairs.",
         num_labels=2,
     )
-    within = _mean([value for (a, b), value in means.items() if names[a].layer == names[b].layer])
-    across = _mean([value for (a, b), value in means.items() if names[a].layer != names[b].layer])
+    within = mean_of([value for (a, b), value in means.items() if names[a].layer == names[b].layer])
+    across = mean_of([value for (a, b), value in means.items() if names[a].layer != names[b].layer])
     summary = table(
         "Rank correlation between heads, mean over pairs",
         ("pairs", "mean"),

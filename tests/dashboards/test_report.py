@@ -30,7 +30,7 @@ from dashboards.report.document import (
     table,
 )
 from dashboards.report.head_figures import draw_maps
-from dashboards.report.heads import method_costs, read_heads
+from dashboards.report.head_rows import method_costs, read_heads
 from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.page import render_report_page
