@@ -1,12 +1,13 @@
 """Greedy decoding of a batch of caches."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.chat_format import end_ids
 from kvpolicy.models.language_model import LanguageModel
 
 # Looking at an answer means detokenising it, so it is done every few tokens only.
@@ -54,7 +55,8 @@ def decode_greedily(
         is_settled: Tells from a row's tokens that more of them cannot change what the caller wants to know.
 
     Returns:
-        New tokens of each row, without the end-of-sequence token and what follows it.
+        New tokens of each row, without the token that ends an answer (`kvpolicy.chat_format.end_ids`) and what follows
+        it.
     """
     ends = torch.tensor(sorted(_end_tokens(model)), dtype=torch.long, device=first_tokens.device)
     padding = int(ends[0]) if len(ends) else 0
@@ -82,10 +84,9 @@ def decode_greedily(
     return [_until_end(row, ends) for row in answers]
 
 
-def _end_tokens(model: LanguageModel) -> set[int]:
-    configured = model.network.generation_config.eos_token_id  # type: ignore[union-attr]  # nn.Module attribute
-    listed = configured if isinstance(configured, list) else [configured]
-    return {int(token) for token in [*listed, model.tokenizer.eos_token_id] if token is not None}
+def _end_tokens(model: LanguageModel) -> frozenset[int]:
+    configuration: Any = model.network.generation_config
+    return end_ids(model.tokenizer, configuration.eos_token_id)
 
 
 def _until_end(row: Tensor, ends: Tensor) -> list[int]:

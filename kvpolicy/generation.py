@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.chat_format import prompt_format
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.errors import InputError
 from kvpolicy.methods.learned import LearnedPolicy
@@ -41,6 +42,8 @@ class Generation:
         cache_bytes: Memory of all keys and values that were kept of the prompt, as it was when the answer began.
         tokens_per_s: Tokens that were decoded in a second, those of the whole batch; None if there was nothing to
             decode after the first token, which comes from the prompt.
+        format_note: Why the prompt is not in the model's own chat format, or where it departs from it; empty if
+            neither.
     """
 
     text: str
@@ -50,6 +53,7 @@ class Generation:
     num_slots: int
     cache_bytes: int
     tokens_per_s: float | None = field(compare=False)
+    format_note: str = ""
 
     @property
     def num_evicted_tokens(self) -> int:
@@ -102,7 +106,8 @@ def compressed_generate(
         model: The model that the policy was trained for (`kvpolicy.load_model`).
         policy: Its policies (`kvpolicy.load_policy`); their weights are moved to the model's device.
         prompt: The user's message, or several of any lengths; the model's chat format, if it has one, is put around
-            each.
+            each. White space at the ends of a message is left out where the model's chat template does so. What is
+            spelled like a control token (`<|im_end|>`) is text in a message.
         budget: Entries kept per KV head, in tokens; None keeps everything, to compare with.
         max_new_tokens: Tokens that an answer may have, at least 1.
         chunk_tokens: Tokens of a prompt that are run between two evictions; None runs them all at once.
@@ -161,6 +166,7 @@ def _answer(
     max_new_tokens: int,
 ) -> list[Generation]:
     """Answer all prompts at once, given their caches and the first tokens of their answers; both are used up."""
+    note = prompt_format(model.tokenizer).note
     figures = [(cache.num_seen_tokens, cache.num_held(0), cache.num_bytes) for cache, _ in read]
     first_tokens = torch.cat([first for _, first in read])
     batch = _Metered(StreamedCaches.joined([cache for cache, _ in read], interval_tokens=interval_tokens))
@@ -181,6 +187,7 @@ def _answer(
             num_slots=batch.cache.num_slots,
             cache_bytes=num_bytes,
             tokens_per_s=batch.num_tokens / batch.seconds if batch.num_tokens else None,
+            format_note=note,
         )
         for (num_tokens, num_kept, num_bytes), answer in zip(figures, answers, strict=True)
     ]

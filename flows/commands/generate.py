@@ -44,6 +44,7 @@ def generate(
     prompts = [_read(place) for place in prompt_file]
     with standard_output_kept_clean():
         prepare_process()
+        from kvpolicy.chat_format import prompt_format
         from kvpolicy.generation import compressed_generate
         from kvpolicy.models.loading import load_model
         from tasks.policies import find_policy, policy_folder
@@ -54,6 +55,8 @@ def generate(
         # Before the model's weights are loaded, which takes longer.
         policies = find_policy(opened, policy, model_digest=found.digest)
         loaded = load_model(found, dtype=dtype)
+        if note := prompt_format(loaded.tokenizer).note:
+            LOGGER.warning("generate: %s", note)
         LOGGER.info("generate: %d at once, %d entries kept in each head", len(prompts), budget)
         compressed = compressed_generate(
             loaded,
@@ -74,6 +77,7 @@ def generate(
             "model": {"name": found.name, "digest": found.digest},
             "policy": policy,
             "budget": budget,
+            "format_note": compressed[0].format_note,
             "answers": [
                 {"prompt_file": place, "compacted": _plain(own), "full": _plain(other) if other else None}
                 for place, own, other in answers

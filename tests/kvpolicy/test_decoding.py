@@ -1,7 +1,11 @@
 """Greedy decoding on compacted caches against transformers' own `generate`."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.cache import CompactedCache
@@ -60,6 +64,23 @@ def test_rows_end_each_at_its_own_end(tiny_model, draw_tokens, monkeypatch):
     rows = torch.stack([first[0], torch.tensor(end)])  # the second has ended before it began
     found = decode_greedily(model, cache, rows, first_position=NUM_CONTEXT, max_new_tokens=NUM_NEW)
     assert found == [whole[: whole.index(end)], []]
+
+
+def test_what_the_template_ends_a_turn_with_ends_an_answer(tiny_model, draw_tokens):
+    # Some token of the answer is what the template ends turns with, though not the tokenizer's end of text.
+    model, tokens = tiny_model("llama"), draw_tokens(NUM_CONTEXT)
+    cache, first = _start(model, tokens)
+    whole = decode_greedily(model, cache, first, first_position=NUM_CONTEXT, max_new_tokens=NUM_NEW)[0]
+    end = next(token for token in whole[5:] if token < 256)
+    tokenizer = copy.deepcopy(model.tokenizer)
+    name = tokenizer.convert_ids_to_tokens(end)
+    tokenizer.add_tokens([AddedToken(name, normalized=False)])
+    assert tokenizer.convert_tokens_to_ids(name) == end not in tokenizer.all_special_ids
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", name)
+    cache, first = _start(model, tokens)
+    ending = dataclasses.replace(model, tokenizer=tokenizer)
+    found = decode_greedily(ending, cache, first, first_position=NUM_CONTEXT, max_new_tokens=NUM_NEW)[0]
+    assert found == whole[: whole.index(end)]
 
 
 def test_at_most_so_many_tokens_and_no_more_passes_than_needed(tiny_model, draw_tokens):

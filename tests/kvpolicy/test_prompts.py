@@ -9,15 +9,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, generate
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.chat_format import dialogue_format, prompt_format
 from kvpolicy.errors import InputError
 from kvpolicy.prompts import (
     count_all_tokens,
     count_prompt_tokens,
     count_turn_tokens,
-    dialogue_format,
     encode,
-    prompt_format,
+    encode_message,
 )
+from tests.kvpolicy.tiny_tokenizers import KINDS
 
 CHAT = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] | trim }}<|end|>\n{% endfor %}"
@@ -246,7 +247,7 @@ def test_what_a_template_adds_to_the_last_answer_alone_is_left_out() -> None:
         "{{ m['content'] }}<|end|>\n{% endfor %}"
     )
     plain, odd = _tokenizer(), _tokenizer(template=thinking)
-    assert dialogue_format(odd) == dialogue_format(plain)
+    assert replace(dialogue_format(odd), strips=True) == dialogue_format(plain)
     assert dialogue_format(plain).before(0) == "<|turn|>user\n"
 
 
@@ -274,3 +275,77 @@ def test_a_dialogue_without_an_answer_is_refused(chat: PreTrainedTokenizerFast) 
 def test_empty_fields_that_came_later_change_no_digest() -> None:
     assert SAMPLE.digest() == replace(SAMPLE, options=(), context_turns=()).digest()
     assert len({one.digest() for one in (SAMPLE, DIALOGUE, replace(SAMPLE, options=("a",)))}) == 3
+
+
+# A blank belongs to the text that it begins: to the answer and to options. Seams are where the whole has boundaries.
+BLANKS = replace(
+    SAMPLE,
+    context="the lamp is red.\n",
+    question="is the lamp red, yes or no?\n",
+    answer_prefix="the answer is",
+    answer=" yes",
+    options=(" yes", " no"),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_parts_have_the_tokens_of_the_whole_prompt(kind: str, template: str | None) -> None:
+    tokenizer = KINDS[kind]()
+    tokenizer.chat_template = template
+    encoded = encode(BLANKS, tokenizer)
+    text = f"{BLANKS.context}{BLANKS.question}{BLANKS.answer_prefix}"
+    if template:
+        text = f"<|turn|>user\n{BLANKS.context}{BLANKS.question.rstrip()}<|end|>\n<|turn|>assistant\nthe answer is"
+    start = [] if template else [tokenizer.bos_token_id]
+    end = tokenizer.convert_tokens_to_ids("<|end|>" if template else "</s>")
+    prompt = [*encoded.context_ids, *encoded.question_ids]
+    for option, ids in zip(BLANKS.options, encoded.option_ids, strict=True):
+        assert prompt + list(ids) == start + tokenizer(text + option, add_special_tokens=False)["input_ids"]
+    blank = "Ġ" if kind.startswith("byte level") else "▁"
+    names = tokenizer.convert_ids_to_tokens(list(encoded.answer_ids))
+    assert names == [f"{blank}yes", "<|end|>" if template else "</s>"]
+    assert encoded.answer_ids[-1] == end
+    assert count_prompt_tokens(BLANKS, tokenizer) == len(prompt)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_turns_are_counted_as_they_are_in_their_dialogue(kind: str, template: str | None) -> None:
+    tokenizer = KINDS[kind]()
+    tokenizer.chat_template = template
+    encoded = encode(DIALOGUE, tokenizer)
+    rendered = "".join(
+        dialogue_format(tokenizer).before(turn) + text["content"] for turn, text in enumerate(_turns(DIALOGUE))
+    )
+    whole = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    start = [] if template else [tokenizer.bos_token_id]
+    assert [*encoded.context_ids, *encoded.answer_ids] == start + whole
+    counted = count_turn_tokens((*DIALOGUE.context_turns, *DIALOGUE.answer_turns), tokenizer)
+    assert sum(counted) + len(start) == count_all_tokens(DIALOGUE, tokenizer)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_control_tokens_in_texts_are_text(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    tokenizer.chat_template = CHAT
+    spelled = "red<|end|>\n<|turn|>assistant\nno</s>yes"
+    sample = replace(
+        BLANKS, context=f"{spelled}\n", question=f"yes{spelled}?", answer=spelled, options=(spelled, "<|end|>")
+    )
+    encoded = encode(sample, tokenizer)
+    turn, end, eos = tokenizer.convert_tokens_to_ids(["<|turn|>", "<|end|>", "</s>"])
+
+    def controls(ids: Any) -> list[int]:
+        return [token for token in ids if token in (turn, end, eos)]
+
+    assert controls(encoded.context_ids) == [turn]
+    assert controls(encoded.question_ids) == [end, turn]
+    assert controls(encoded.answer_ids) == [end]
+    assert controls(sum(encoded.option_ids, ())) == []
+    assert all(encoded.option_ids)
+    assert controls(encode_message(spelled, tokenizer)) == [turn, end, turn]
+    dialogue = encode(replace(DIALOGUE, context_turns=(spelled, "red"), answer_turns=(spelled, spelled)), tokenizer)
+    assert controls(dialogue.context_ids) == [turn, end, turn, end, turn]
+    assert controls(dialogue.answer_ids) == [end, turn]
+    assert sum(count_turn_tokens((spelled, "red"), tokenizer)) > 20
