@@ -1,7 +1,8 @@
 """What a request would do again now, and why: the record compared with the code, presets, texts and models of now.
 
-Nothing is run, fetched or written, and no model is loaded. What is lost is only made again, the same, so stages
-after it stay as they are; what is made again for another reason counts as another input of the stages after it.
+Nothing is run, fetched or written, and of a model only the tokenizer is loaded. What is lost is only made again, the
+same, so stages after it stay as they are; what is made again for another reason counts as another input of the stages
+after it.
 """
 
 import dataclasses
@@ -13,7 +14,9 @@ from typing import Any
 from flows.plan import policy_seeds
 from flows.request import Request
 from kvpolicy.benchmarks.splits import SPLITS
+from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
+from kvpolicy.models.tokenizer import load_tokenizer
 from kvpolicy.pipeline import PipelineConfig
 from storage.catalog import Catalog
 from storage.differences import flat, recorded_modules
@@ -108,11 +111,19 @@ class _Check:
     def stale(self) -> Iterator[StaleStage]:
         """Check the stages in the order in which they run; one that never ran ends it, as those after it never did."""
         config, texts, problems = self._told_now()
-        model, lost = self._model_now(config)
+        model, formats, lost = self._model_now(config)
         home, seed = self._home, self._request.seed
         for split in SPLITS:
             about, count = config.prompts_of(split)
-            stage = prompts_stage(model, about, texts=texts, split=split, num_samples_per_task=count, seed=seed)
+            stage = prompts_stage(
+                model,
+                about,
+                texts=texts,
+                formats=self._formats_recorded(split) if formats is None else formats,
+                split=split,
+                num_samples_per_task=count,
+                seed=seed,
+            )
             yield from self._judge(("prompts", split), stage, {}, [*problems, *lost])
         refs = {split: prompts_ref(home, made, seed=seed) for (_, split), made in self._made.items()}
         if not {"train", "validation"} <= refs.keys():
@@ -187,17 +198,27 @@ class _Check:
             version = f"{config.preset}, version {config.version}"
             return config, texts, [Cause(kind="parameter", name="preset", recorded=version, now=str(error))]
 
-    def _model_now(self, config: PipelineConfig) -> tuple[ModelRef, list[Cause]]:
-        """The model that would be read now; one that would have to be fetched first is taken to be the same."""
+    def _formats_recorded(self, split: str) -> Mapping[str, Any]:
+        run = self._record.runs.get(("prompts", split))
+        formats: Mapping[str, Any] = run.parameters.get("formats", {}) if run else {}
+        return formats
+
+    def _model_now(self, config: PipelineConfig) -> tuple[ModelRef, Mapping[str, Any] | None, list[Cause]]:
+        """The model that would be read now, and what its chat template renders.
+
+        A model that would have to be fetched first is taken to be the same, and to render the same (None).
+        """
         recorded = next(iter(self._record.runs.values())).known.inputs["model"]
-        artifact_id, problems = recorded, []
+        artifact_id, formats, problems = recorded, None, []
         try:
             found = find(self._home, self._request.model)
-            artifact_id = recorded if found is None else short_id("model", found.digest)
+            if found is not None:
+                artifact_id = short_id("model", found.digest)
+                formats = rendered_formats(load_tokenizer(found.folder))
         except (InputError, StorageError) as error:
             problems = [Cause(kind="input", name="model", recorded=recorded, now=str(error))]
         model = ModelRef(artifact_id=artifact_id, digest="", name="", folder="", dtype=config.dtype, num_heads=0)
-        return model, problems
+        return model, formats, problems
 
 
 def _changes(catalog: Catalog, stage: Stage, run: StageRun) -> Iterator[Cause]:

@@ -1,9 +1,12 @@
 """Prompts: generating the samples of a split, once."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
+from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.chat_format import rendered_formats
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
@@ -19,14 +22,26 @@ def prompts_stage(
     config: PromptConfig,
     *,
     texts: Mapping[str, str],
+    formats: Mapping[str, Any],
     split: str,
     num_samples_per_task: int,
     seed: int,
 ) -> Stage:
-    """The stage of one split's prompts; `texts` are the digests of the outside files that the configuration names."""
+    """The stage of one split's prompts.
+
+    Args:
+        model: Whose tokens are counted.
+        config: What the prompts are about.
+        texts: Digests of the outside files that the configuration names.
+        formats: What the model's chat template renders (`kvpolicy.chat_format.rendered_formats`).
+        split: `train`, `validation` or `test`.
+        num_samples_per_task: Samples of each task.
+        seed: Of the set.
+    """
     parameters = {
         "prompts": dataclasses.asdict(config),
         "texts": dict(texts),
+        "formats": dict(formats),
         "split": split,
         "num_samples_per_task": num_samples_per_task,
     }
@@ -42,10 +57,13 @@ def write_prompts(
     Raises:
         InputError: If a task does not fit in the length, or a file that it needs is missing, broken or too small.
     """
+    tokenizer = load_model(model).tokenizer
+    formats = rendered_formats(tokenizer)
     stage = prompts_stage(
         model,
         config,
         texts=config.find_files().digests(),
+        formats=formats,
         split=split,
         num_samples_per_task=num_samples_per_task,
         seed=seed,
@@ -57,16 +75,23 @@ def write_prompts(
             split=split,
             num_samples_per_task=num_samples_per_task,
             seed=seed,
-            tokenizer=load_model(model).tokenizer,
+            tokenizer=tokenizer,
         )
         samples = made.samples
         if made.reported:
             told = "; ".join(f"{reason}: {count}" for reason, count in made.reported.items())
             LOGGER.info("%s prompts, not taken or not as asked for: %s", split, told)
-        digest = digest_json([sample.digest() for sample in samples])
+        used = _used_formats(samples, formats)
+        for form in used.values():
+            if form["note"]:
+                kind = "in the chat format" if form["is_chat"] else "in the plain format, without chat turns"
+                LOGGER.warning("%s prompts are %s: %s", split, kind, form["note"])
+        # The tokens of prompts follow from their texts and the format: another format makes another set.
+        digest = digest_json({"samples": [sample.digest() for sample in samples], "formats": formats})
         path = home.prompts / f"{digest[:16]}.parquet"
         write_rows(path, [dataclasses.asdict(sample) for sample in samples])
-        metadata = {"split": split, "num_samples": len(samples), "reported": dict(made.reported)}
+        metadata = {"split": split, "num_samples": len(samples), "reported": dict(made.reported), "formats": used}
+        metadata["formats_digest"] = digest_json(formats)
         name = f"{'+'.join(config.benchmarks)} {split}, {len(samples)} samples of up to {config.length_tokens} tokens"
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
@@ -83,4 +108,11 @@ def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
         seed=seed,
         num_samples=int(artifact.metadata["num_samples"]),
         path=artifact.uri,
+        formats_digest=str(artifact.metadata.get("formats_digest", "")),
     )
+
+
+def _used_formats(samples: Sequence[Sample], formats: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Whether each of the formats that some samples need is the model's chat format, and why not."""
+    kinds = {"dialogue" if sample.context_turns else "prompt" for sample in samples}
+    return {kind: {name: formats[kind][name] for name in ("is_chat", "note")} for kind in sorted(kinds)}

@@ -34,6 +34,7 @@ class PromptsRef:
         seed: That they were generated with.
         num_samples: How many there are.
         path: File of the samples.
+        formats_digest: Of the formats that the model's chat template rendered; empty if it is not recorded.
     """
 
     artifact_id: str
@@ -41,6 +42,7 @@ class PromptsRef:
     seed: int
     num_samples: int
     path: str
+    formats_digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.chat_format import rendered_formats
+from kvpolicy.errors import InputError
 from kvpolicy.prompts import EncodedSample, encode
 from kvpolicy.protocol import cut_sample
+from storage.digests import digest_json
 from storage.parquet import read_rows
 from tasks.model import load_model
 from tasks.references import ModelRef, PromptsRef
@@ -17,8 +20,18 @@ def read_samples(prompts: PromptsRef) -> list[Sample]:
 
 
 def read_encoded(prompts: PromptsRef, model: ModelRef, part: slice = slice(None)) -> list[EncodedSample]:
-    """Read samples of a set, all or a part, as token ids of a model."""
+    """Read samples of a set, all or a part, as token ids of a model.
+
+    Raises:
+        InputError: If the model's chat template does not render what it rendered when the set was written.
+    """
     tokenizer = load_model(model).tokenizer
+    if prompts.formats_digest not in ("", digest_json(rendered_formats(tokenizer))):
+        raise InputError(
+            f"prompts {prompts.artifact_id} were written in another format than the chat template of model "
+            f"{model.name} renders here: run the pipeline again, or use the versions of transformers and jinja2 that "
+            "wrote them"
+        )
     return [encode(sample, tokenizer) for sample in read_samples(prompts)[part]]
 
 

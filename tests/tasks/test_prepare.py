@@ -1,11 +1,14 @@
 """Registering models and writing prompts."""
 
 import dataclasses
+import json
+import shutil
 from contextlib import nullcontext as does_not_raise
 from pathlib import Path
 
 import pytest
 
+from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.pipeline import PipelineConfig
@@ -14,10 +17,15 @@ from kvpolicy.policies.soft_token_training import SoftTokenConfig
 from kvpolicy.prompts import count_prompt_tokens
 from kvpolicy.training import TrainConfig
 from storage.catalog import Catalog
+from storage.digests import digest_json
+from storage.home import Home
 from storage.parquet import write_rows
 from tasks.checks import check_prompts
 from tasks.model import load_model, register_model
+from tasks.prompts import prompts_stage, write_prompts
 from tasks.samples import read_encoded, read_samples, sample_row
+from tests.conftest import CHAT_TEMPLATE
+from tests.tasks.conftest import PROMPTS
 
 
 def test_a_model_is_registered_once(home, model, model_folder):
@@ -59,6 +67,53 @@ def test_prompts_differ_by_split_and_seed(prompts):
     contexts = [sample.context for part in written for sample in read_samples(part)]
     assert len({part.artifact_id for part in written}) == 4
     assert len(set(contexts)) == len(contexts)
+
+
+def _with_template(folder, template, tmp_path):
+    """The model with another chat template."""
+    copied = shutil.copytree(folder, tmp_path / "model")
+    (copied / "chat_template.jinja").write_text(template)
+    return copied
+
+
+def test_what_the_template_rendered_is_under_the_key_and_the_same_on_every_day(model_folder, tmp_path, caplog):
+    home = Home.open(tmp_path / "home")
+    template = f"{{{{ strftime_now('%d %B %Y') }}}} {CHAT_TEMPLATE}"
+    dated = register_model.fn(home, str(_with_template(model_folder, template, tmp_path)), "float32")
+    with caplog.at_level("INFO", logger="kvpolicy"):
+        part = write_prompts.fn(home, dated, PROMPTS, split="test", num_samples_per_task=1, seed=0)
+    assert "format" not in caplog.text
+    (row,) = Catalog(home).rows("runs", "stage = 'prompts'")
+    head = json.loads(row["parameters_json"])["formats"]["prompt"]["head"]
+    assert head == "26 July 2024 <|turn|>user\n"
+    metadata = Catalog(home).artifact(part.artifact_id).metadata
+    assert metadata["formats"] == {"prompt": {"is_chat": True, "note": ""}}
+    assert metadata["formats_digest"] == part.formats_digest
+    tokenizer = load_model(dated).tokenizer
+    assert tokenizer.decode(read_encoded(part, dated)[0].context_ids).startswith(head)
+
+
+def test_another_format_makes_other_keys_and_other_sets(model, prompts):
+    part, formats = prompts("test"), rendered_formats(load_model(model).tokenizer)
+    later = {**formats, "prompt": {**formats["prompt"], "head": "27 July 2024"}}
+    common = {"texts": {}, "split": "test", "num_samples_per_task": 1, "seed": 0}
+    stages = [prompts_stage(model, PROMPTS, formats=each, **common) for each in (formats, later)]
+    assert stages[0].key != stages[1].key
+    elsewhere = dataclasses.replace(part, formats_digest=digest_json(later))
+    with pytest.raises(InputError, match=f"prompts {part.artifact_id} were written in another format"):
+        read_encoded(elsewhere, model)
+    assert read_encoded(dataclasses.replace(part, formats_digest=""), model) == read_encoded(part, model)
+
+
+def test_prompts_without_a_chat_format_say_so(model_folder, tmp_path, caplog):
+    home = Home.open(tmp_path / "home")
+    template = "{{ raise_exception('only with tools') }}"
+    plain = register_model.fn(home, str(_with_template(model_folder, template, tmp_path)), "float32")
+    with caplog.at_level("INFO", logger="kvpolicy"):
+        part = write_prompts.fn(home, plain, PROMPTS, split="test", num_samples_per_task=1, seed=0)
+    note = "the model's chat template fails (only with tools)"
+    assert f"test prompts are in the plain format, without chat turns: {note}" in caplog.text
+    assert Catalog(home).artifact(part.artifact_id).metadata["formats"] == {"prompt": {"is_chat": False, "note": note}}
 
 
 def test_a_row_says_how_a_setting_divides_a_sample(prompts, model):
