@@ -6,17 +6,22 @@ same slots for all; positions stay those of the original sequence. What to keep 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.finite import require_finite_entries
 from kvpolicy.attention.rotary import Rotary
 from kvpolicy.attention.session import attend_causally, attend_masked, attention_session
 from kvpolicy.methods.base import CacheState
-from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.ranking import NOT_KEPT
+
+if TYPE_CHECKING:
+    from kvpolicy.models.language_model import LanguageModel
 
 
 class CompactedCache:
@@ -27,6 +32,7 @@ class CompactedCache:
 
     Attributes:
         num_past_tokens: Slots in use, equally many in every row and head; what a row has too many of hold nothing.
+        num_positions: Positions up to the newest token of any row, as of the last pass.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class CompactedCache:
         self._num_queries = num_queries
         self._queries: dict[int, Tensor] = {}  # of each layer, as many as were seen, at most `num_queries`
         self._scaling = 1.0
+        self.num_positions = 0
 
     @classmethod
     def joined(cls, caches: Sequence["CompactedCache"], *, num_new_tokens: int) -> "CompactedCache":
@@ -109,23 +116,40 @@ class CompactedCache:
 
     def run(
         self,
-        model: LanguageModel,
+        model: "LanguageModel",
         token_ids: Int[Tensor, "row token"],
         positions: Int[Tensor, "row token"],
         num_logits: int,
     ) -> Float[Tensor, "row logit vocab"]:
-        """Run new tokens on the cache, append their entries, and return the logits after the last of them."""
-        end = self.num_past_tokens + token_ids.shape[1]
+        """Run new tokens on the cache, append their entries, and return the logits after the last of them.
+
+        Raises:
+            InputError: If a position is beyond what the model was made for, or what it computes is not finite.
+        """
+        with self.appending(positions, group_size=model.spec.group_size), attention_session(self):
+            logits = model.logits(token_ids, positions, num_logits)
+            new = slice(self.num_past_tokens, self.num_past_tokens + token_ids.shape[1])
+            require_finite_entries(self._keys[..., new, :], self._values[..., new, :])
+        return logits
+
+    @contextmanager
+    def appending(self, positions: Int[Tensor, "row token"], *, group_size: int) -> Iterator[None]:
+        """Expect the new entries of all layers from one pass; they are appended if it ends without an error.
+
+        Args:
+            positions: Those of the new tokens.
+            group_size: Query heads that share a KV head.
+        """
+        end = self.num_past_tokens + positions.shape[1]
         self._positions[..., self.num_past_tokens : end] = positions.to(self._positions.device)[:, None, None]
+        self.num_positions = int(positions.max()) + 1
         if not self._is_ragged and self.num_past_tokens:  # one mask for all heads of all layers
-            self._mask = self._additive_mask(self._positions[:, 0, :1, :end] != NOT_KEPT, model.spec.group_size)
+            self._mask = self._additive_mask(self._positions[:, 0, :1, :end] != NOT_KEPT, group_size)
         try:
-            with attention_session(self):
-                logits = model.logits(token_ids, positions, num_logits)
+            yield
         finally:
             self._mask = None
         self.num_past_tokens = end
-        return logits
 
     def state(self, row: int, *, seed: int = 0, rotary: Rotary | None = None) -> CacheState:
         """What a method is given to rank the entries of one row again, as views.
@@ -203,22 +227,23 @@ class CompactedCache:
         self._queries = {layer: part[rows] for layer, part in self._queries.items()}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Append the layer's new entries and attend to everything that each token may see."""
+        """Append the layer's new entries and attend to everything that each token may see, in the type of the cache."""
+        wanted, query = query.dtype, query.to(self._keys.dtype)
         end = self.num_past_tokens + key.shape[2]
         self._keys[:, layer, :, self.num_past_tokens : end] = key
         self._values[:, layer, :, self.num_past_tokens : end] = value
         self._scaling = scaling
         if self._num_queries:
             self._remember(layer, query)
-        if not self.num_past_tokens:
-            return attend_causally(query, key, value, scaling)
         past = (self._keys[:, layer, :, :end], self._values[:, layer, :, :end])
+        if not self.num_past_tokens:
+            return attend_causally(query, *past, scaling).to(wanted)
         mask = self._mask
         if self._is_ragged:
             group_size = query.shape[1] // key.shape[1]
             mask = self._additive_mask(self._positions[:, layer, :, :end] != NOT_KEPT, group_size)
         assert mask is not None, "attention outside of run"
-        return attend_masked(query, *past, scaling, mask=mask)
+        return attend_masked(query, *past, scaling, mask=mask).to(wanted)
 
     def _remember(self, layer: int, query: Float[Tensor, "row query_head token dim"]) -> None:
         rows, _, num_tokens, dim = query.shape

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvpolicy.attention.finite import not_finite_error
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.errors import InputError
@@ -68,18 +69,20 @@ def collect_trace(model: LanguageModel, example: EncodedSample, setting: str, *,
     The future is the reference continuation. Keys and values are views of the prefill, unless they are narrowed.
 
     Raises:
-        InputError: If the setting is unknown, the sample longer than the model's positions, the attention that it
-            receives not finite, or a key or value beyond what the stored type holds.
+        InputError: If the setting is unknown, the sample longer than the model's positions, what the model computes not
+            finite, or a key or value beyond what the stored type holds.
     """
     cut = cut_sample(example, setting)
     token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
-    whole = prefill(model, token_ids, num_queries=cut.num_future)
+    try:
+        whole = prefill(model, token_ids, num_queries=cut.num_future)
+    except InputError as error:
+        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
     received = importance(whole, num_context=cut.num_context, num_future=cut.num_future)
     if not bool(received.isfinite().all()):
-        raise InputError(
-            f"sample {example.sample.sample_id}: the model's attention is not finite: its weights are damaged, or "
-            f"{str(model.dtype).removeprefix('torch.')} is too small for it"
-        )
+        layer = int((~received.isfinite().all(dim=1)).nonzero()[0]) // model.spec.num_kv_heads
+        error = not_finite_error(f"attention in layer {layer}", model.dtype)
+        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
     keys, values = whole.keys[:, : cut.num_context], whole.values[:, : cut.num_context]
     if stored_dtype != "model":
         keys, values = (_narrowed(part, getattr(torch, stored_dtype), example) for part in (keys, values))

@@ -18,24 +18,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.rotary import read_rotary
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import Method, kept_by_method
-from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.ranking import NOT_KEPT, NUM_RECENT_TOKENS, NUM_SINK_TOKENS, check_budget
+from kvpolicy.ranking import NOT_KEPT, check_budget
 from kvpolicy.seeds import derive_seed
 
 # Queries that are remembered for a method that asks for all, if an interval has fewer tokens.
 _ENOUGH_QUERIES = 128
 # Logits of so many tokens are held at once.
 _LOGITS_TOKENS = 256
-
-CHUNK_TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.06, torch.bfloat16: 0.5}
-"""How far a logit may differ from that of the unchunked model, as a share of the logits' standard deviation. Rounding
-alone made 1e-5 in float32 and 0.13 in bfloat16 on 400 tokens of the embedded model; float16 rounds 8 times finer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,33 +264,6 @@ def token_losses(
         logits = _run_next(model, caches, token_ids[start : start + len(following)]).float()
         losses.append(logits.logsumexp(dim=-1) - logits[:, torch.arange(len(following)), following])
     return torch.cat(losses, dim=1)
-
-
-def require_exact_chunks(model: LanguageModel, token_ids: Int[Tensor, "token"], *, chunk_tokens: int) -> float:
-    """Check on a text that chunks change nothing as long as the budget holds everything.
-
-    Returns:
-        The largest difference to the logits of the unchunked model, as a share of their standard deviation.
-
-    Raises:
-        InputError: If it is above `CHUNK_TOLERANCE` for the model's type.
-    """
-    num_tokens = token_ids.shape[0]
-    everything = StreamedRow(method=StreamingLLM(), budget=max(num_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS))
-    caches = StreamedCaches(model, [everything], interval_tokens=chunk_tokens)
-    whole = prefill(model, token_ids, num_queries=0, num_logits=num_tokens).logits
-    largest = 0.0
-    for start in range(0, num_tokens, _LOGITS_TOKENS):
-        expected = whole[start : start + _LOGITS_TOKENS].float()
-        logits = _run_next(model, caches, token_ids[start : start + len(expected)])[0].float()
-        largest = max(largest, float((logits - expected).abs().max() / expected.std()))
-    if not largest <= CHUNK_TOLERANCE[model.dtype]:
-        raise InputError(
-            f"chunks of {chunk_tokens} tokens change the logits by {largest:.2g} standard deviations, expected at most "
-            f"{CHUNK_TOLERANCE[model.dtype]} in {str(model.dtype).removeprefix('torch.')}: the model's attention does "
-            "not go through the library's caches, or the type is too small for it"
-        )
-    return largest
 
 
 def _run_next(model: LanguageModel, caches: StreamedCaches, token_ids: Tensor) -> Float[Tensor, "row token vocab"]:

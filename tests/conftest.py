@@ -44,7 +44,33 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "phi3": ("Phi3", {}),
     "mistral": ("Mistral", {"head_dim": 16, "sliding_window": None}),
+    "mistral_window": ("Mistral", {"head_dim": 16, "sliding_window": 128}),
     "gemma": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 128, "attn_logit_softcapping": None}),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 128, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 1, 0]}),
+    "olmo": ("Olmo", {}),
+    "olmo2": ("Olmo2", {}),
+    "cohere": ("Cohere", {}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "stablelm": ("StableLm", {}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "original_max_position_embeddings": 128,
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0] * 8,
+            },
+        },
+    ),
+    "diffllama": ("DiffLlama", {}),
 }
 
 
@@ -180,7 +206,8 @@ def _write_tiny_model(folder: Path, family: str, overrides: dict[str, Any]) -> N
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    config = getattr(transformers, f"{name}Config")(**(shape | differences | overrides))
+    of_text = "TextConfig" if hasattr(transformers, f"{name}TextConfig") else "Config"  # not that of images and text
+    config = getattr(transformers, name + of_text)(**(shape | differences | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = getattr(transformers, f"{name}ForCausalLM")(config)

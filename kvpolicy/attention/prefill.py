@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.finite import require_finite_entries
 from kvpolicy.attention.session import attend_causally, attention_session
 from kvpolicy.errors import InputError
 
@@ -57,19 +58,18 @@ class Prefill:
 class _Recording:
     """Attends causally and keeps every layer's keys and values, and the last queries."""
 
-    num_past_tokens = 0
-
     def __init__(self, model: "LanguageModel", num_tokens: int, num_queries: int) -> None:
         spec, dtype, device = model.spec, model.dtype, model.device
         self._num_kv_heads = spec.num_kv_heads
         self._num_queries = num_queries
+        self.num_positions = num_tokens
         self.keys = torch.empty(spec.num_heads, num_tokens, spec.head_dim, dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
         self.queries = torch.empty(
             spec.num_heads, spec.group_size, num_queries, spec.head_dim, dtype=dtype, device=device
         )
         self.scaling = 1.0
-        self.missing_layers = set(range(spec.num_layers))
+        self.num_calls = dict.fromkeys(range(spec.num_layers), 0)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         heads = slice(layer * self._num_kv_heads, (layer + 1) * self._num_kv_heads)
@@ -78,7 +78,7 @@ class _Recording:
         last = query[0, :, query.shape[2] - self._num_queries :]
         self.queries[heads] = last.reshape(self.queries[heads].shape)
         self.scaling = scaling
-        self.missing_layers.discard(layer)
+        self.num_calls[layer] += 1
         return attend_causally(query, key, value, scaling)
 
 
@@ -94,17 +94,16 @@ def prefill(
         num_logits: After how many of the last tokens to return next-token logits.
 
     Raises:
-        InputError: If the sequence is longer than the model's positions, or its attention is not supported.
+        InputError: If the sequence is longer than the model's positions, its attention is not supported, or what it
+            computes is not finite.
     """
     num_tokens = token_ids.shape[0]
     recording = _Recording(model, num_tokens, min(num_queries, num_tokens))
     with attention_session(recording):
         logits = model.logits(token_ids[None], torch.arange(num_tokens)[None], num_logits)
-    if recording.missing_layers:
-        raise InputError(
-            f"layers {', '.join(map(str, sorted(recording.missing_layers)))} of {model.spec.num_layers} ran no "
-            "attention through transformers' attention interface: every layer must have the attention that is ranked"
-        )
+    _require_one_call(recording.num_calls)
+    by_layer = (model.spec.num_layers, -1, num_tokens, model.spec.head_dim)
+    require_finite_entries(recording.keys.view(by_layer), recording.values.view(by_layer))
     return Prefill(
         keys=recording.keys,
         values=recording.values,
@@ -113,3 +112,16 @@ def prefill(
         scaling=recording.scaling,
         num_kv_heads=model.spec.num_kv_heads,
     )
+
+
+def _require_one_call(num_calls: dict[int, int]) -> None:
+    """A second call of a layer would take the place of the first in the cache, and a layer without one leaves none."""
+    for wrong, ran in (
+        ([layer for layer, count in num_calls.items() if not count], "no attention"),
+        ([layer for layer, count in num_calls.items() if count > 1], "attention more than once"),
+    ):
+        if wrong:
+            raise InputError(
+                f"layers {', '.join(map(str, wrong))} of {len(num_calls)} ran {ran} through transformers' attention "
+                "interface: every layer must have the attention that is ranked, once"
+            )

@@ -34,10 +34,11 @@ class ProbeStates:
 class _Probing:
     """Attends to the context's cache and causally to the probe itself, and keeps the probe's queries and keys."""
 
-    def __init__(self, keys: Tensor, values: Tensor, num_kv_heads: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, num_kv_heads: int, num_positions: int) -> None:
         by_layer = (-1, num_kv_heads, *keys.shape[1:])
         self._keys, self._values = keys.view(by_layer), values.view(by_layer)
         self.num_past_tokens = int(keys.shape[1])
+        self.num_positions = num_positions
         self.probe_queries: dict[int, Tensor] = {}
         self.probe_keys: dict[int, Tensor] = {}
 
@@ -76,10 +77,11 @@ def run_probe(
     Raises:
         InputError: If a position is beyond what the model was made for, or the embeddings are of another width.
     """
-    probing = _Probing(keys, values, model.spec.num_kv_heads)
-    first = probing.num_past_tokens if first_position is None else first_position
+    first = keys.shape[1] if first_position is None else first_position
+    end = first + embeddings.shape[0]
+    probing = _Probing(keys, values, model.spec.num_kv_heads, num_positions=end)
     with attention_session(probing):
-        model.run_embeddings(embeddings[None], torch.arange(first, first + embeddings.shape[0])[None])
+        model.run_embeddings(embeddings[None], torch.arange(first, end)[None])
     layers = range(model.spec.num_layers)
     return ProbeStates(
         queries=torch.cat([probing.probe_queries[layer] for layer in layers]),

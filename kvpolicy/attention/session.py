@@ -8,9 +8,10 @@ Libraries wrap registered functions and pass their arguments by position, as tra
 (kvpress does when it is imported), so ours has their signature, and its SDPA is the one that is registered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -37,15 +38,57 @@ class AttentionSession(Protocol):
         """Return the attention output of one layer for the tokens of this pass."""
 
     @property
-    def num_past_tokens(self) -> int:
-        """Cache entries that the tokens of this pass see besides themselves."""
+    def num_positions(self) -> int:
+        """Positions up to the newest token of this pass, evicted ones included: what a sliding window must hold."""
 
 
-_active_session: ContextVar[AttentionSession | None] = ContextVar("kvpolicy_attention_session", default=None)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionCall:
+    """One call of the attention function, as the model made it.
+
+    Attributes:
+        module: The layer's attention module.
+        query: Post-RoPE queries of the tokens of this pass.
+        key: Post-RoPE keys, those of the model's own cache first.
+        value: Values of the same entries.
+        mask: True where a query may look, or None: each sees the tokens up to and including itself.
+        scaling: Factor on the logits, where the model gives one.
+        options: Whatever else the model gives its attention function.
+    """
+
+    module: nn.Module
+    query: Float[Tensor, "row query_head token dim"]
+    key: Float[Tensor, "row kv_head entry dim"]
+    value: Float[Tensor, "row kv_head entry dim"]
+    mask: Tensor | None
+    scaling: float | None
+    options: dict[str, Any]
+
+    @property
+    def layer(self) -> int:
+        """Index of the layer."""
+        return int(self.module.layer_idx)  # type: ignore[arg-type]  # an attribute
+
+    @property
+    def scale(self) -> float:
+        """Factor on the logits, given or by default."""
+        return float(self.query.shape[-1] ** -0.5) if self.scaling is None else self.scaling
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionObserver:
+    """Answers calls of passes that run on the model's own cache (`kvpolicy.fidelity`)."""
+
+    answer: Callable[[AttentionCall], Tensor]
+
+
+_active_session: ContextVar[AttentionSession | AttentionObserver | None] = ContextVar(
+    "kvpolicy_attention_session", default=None
+)
 
 
 @contextmanager
-def attention_session(session: AttentionSession) -> Iterator[None]:
+def attention_session(session: AttentionSession | AttentionObserver) -> Iterator[None]:
     """Make `session` the one that registered attention asks, in this context only."""
     token = _active_session.set(session)
     try:
@@ -84,17 +127,22 @@ def _attention(  # noqa: PLR0917  # the signature that transformers calls
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]  # with what others wrapped around it, such as kvpress' masks
         plain: tuple[Tensor, None] = sdpa(module, query, key, value, attention_mask, dropout, scaling=scaling, **kwargs)
         return plain
-    _refuse_unsupported(kwargs, num_tokens=session.num_past_tokens + key.shape[2])
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = session.attend(int(module.layer_idx), query, key, value, scale)  # type: ignore[arg-type]  # an attribute
+    call = AttentionCall(
+        module=module, query=query, key=key, value=value, mask=attention_mask, scaling=scaling, options=kwargs
+    )
+    if isinstance(session, AttentionObserver):
+        output = session.answer(call)
+    else:
+        _refuse_unsupported(kwargs, num_positions=session.num_positions)
+        output = session.attend(call.layer, query, key, value, call.scale)
     return output.transpose(1, 2).contiguous(), None
 
 
-def _refuse_unsupported(kwargs: dict[str, Any], num_tokens: int) -> None:
+def _refuse_unsupported(kwargs: dict[str, Any], num_positions: int) -> None:
     window = kwargs.get("sliding_window")
-    if window is not None and window < num_tokens:
+    if window is not None and window < num_positions:
         raise InputError(
-            f"a layer attends to a sliding window of {window} tokens and the sample has {num_tokens}: "
+            f"a layer attends to a sliding window of {window} tokens and the sequence has {num_positions}: "
             "use samples that fit in the window, or a model without one"
         )
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:

@@ -11,6 +11,7 @@ from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import Prefill, prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.attention.rotary import read_rotary
+from kvpolicy.errors import InputError
 from kvpolicy.evaluation.results import Contender, RankedContext, TokenRanking
 from kvpolicy.methods.base import CacheState, kept_by_method
 from kvpolicy.models.language_model import LanguageModel
@@ -44,12 +45,19 @@ class Ranked:
 def prefill_once(
     model: LanguageModel, example: EncodedSample, contenders: Sequence[Contender], cuts: Sequence[Cut]
 ) -> Prefill:
-    """Run context, question and reference answer, with all queries and logits that any contender or cut needs."""
+    """Run context, question and reference answer, with all queries and logits that any contender or cut needs.
+
+    Raises:
+        InputError: Naming the sample, if it is too long for the model or what the model computes is not finite.
+    """
     needed = [contender.method.num_queries for contender in contenders]
     token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
     num_tokens, num_future = len(token_ids), max(cut.num_future for cut in cuts)
     most = num_tokens if None in needed else max((count for count in needed if count is not None), default=0)
-    return prefill(model, token_ids, num_queries=min(num_tokens, most + num_future), num_logits=num_future + 1)
+    try:
+        return prefill(model, token_ids, num_queries=min(num_tokens, most + num_future), num_logits=num_future + 1)
+    except InputError as error:
+        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
 
 
 def context_state(whole: Prefill, num_context: int) -> CacheState:

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kvpolicy.attention.prefill import prefill
+from kvpolicy.attention.finite import is_finite, not_finite_error
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
 from kvpolicy.errors import InputError, first_line
+from kvpolicy.fidelity import require_own_attention
 from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
@@ -56,6 +57,20 @@ class LanguageModel:
         return self.network.get_decoder()  # type: ignore[operator]  # of transformers
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence that the library computes as the model would."""
+        return min(self.spec.max_positions, self.window or self.spec.max_positions)
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of the sliding window that some of its layers attend to; None where all attend to everything."""
+        config = self.network.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
+        kinds = getattr(config, "layer_types", None)
+        is_used = kinds is None or "sliding_attention" in kinds
+        window: int | None = getattr(config, "sliding_window", None)
+        return window if is_used and window else None
+
+    @property
     def embedding_table(self) -> Float[Tensor, "vocab width"]:
         """Embeddings of all tokens."""
         table: Tensor = self.network.get_input_embeddings().weight  # type: ignore[operator]  # of transformers
@@ -73,7 +88,8 @@ class LanguageModel:
         The attention is that of the active session (`kvpolicy.attention.session`).
 
         Raises:
-            InputError: If a position is beyond what the model was made for, or a token has no embedding.
+            InputError: If a position is beyond what the model was made for, a token has no embedding, or the result is
+                not finite.
         """
         self._require_positions(positions)
         embeddings = self.embedding_table.shape[0]
@@ -84,10 +100,10 @@ class LanguageModel:
             )
         inputs = {"input_ids": token_ids.to(self.device), "position_ids": positions.to(self.device)}
         if not num_logits:  # the product with the vocabulary alone takes more memory than all else on a short chunk
-            self.decoder(**inputs, use_cache=False)
+            self._require_finite(self.decoder(**inputs, use_cache=False).last_hidden_state, "hidden states", inputs)
             return torch.zeros(len(token_ids), 0, embeddings, dtype=self.dtype, device=self.device)
-        output = self.network(**inputs, use_cache=False, logits_to_keep=num_logits)
-        logits: Tensor = output.logits
+        logits: Tensor = self.network(**inputs, use_cache=False, logits_to_keep=num_logits).logits
+        self._require_finite(logits, "logits", inputs)
         return logits
 
     def run_embeddings(
@@ -101,7 +117,8 @@ class LanguageModel:
             The last hidden states.
 
         Raises:
-            InputError: If a position is beyond what the model was made for, or the width is not the model's.
+            InputError: If a position is beyond what the model was made for, the width is not the model's, or the
+                result is not finite.
         """
         self._require_positions(positions)
         width = self.embedding_table.shape[1]
@@ -109,13 +126,35 @@ class LanguageModel:
             raise InputError(
                 f"embeddings have width {embeddings.shape[-1]}, the model's have {width}: they belong to another model"
             )
-        output = self.decoder(
-            inputs_embeds=embeddings.to(self.device, self.dtype),
-            position_ids=positions.to(self.device),
-            use_cache=False,
-        )
-        states: Tensor = output.last_hidden_state
+        inputs = {
+            "inputs_embeds": embeddings.to(self.device, self.dtype),
+            "position_ids": positions.to(self.device),
+        }
+        states: Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
+        self._require_finite(states, "hidden states", inputs)
         return states
+
+    def _require_finite(self, result: Tensor, name: str, inputs: dict[str, Tensor]) -> None:
+        """Where a result is not, the pass is run once more to find the first layer that is to blame."""
+        if is_finite(result):
+            return
+        wrong: list[int] = []
+
+        def note(index: int, output: Any) -> None:
+            if not is_finite(output[0] if isinstance(output, tuple) else output):
+                wrong.append(index)
+
+        layers = enumerate(getattr(self.decoder, "layers", ()))
+        hooks = [
+            layer.register_forward_hook(lambda module, given, output, index=index: note(index, output))
+            for index, layer in layers
+        ]
+        try:
+            self.decoder(**inputs, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise not_finite_error(f"hidden states after layer {wrong[0]}" if wrong else name, self.dtype)
 
     def _require_positions(self, positions: Int[Tensor, "row token"]) -> None:
         if int(positions.max()) >= self.spec.max_positions:
@@ -177,7 +216,7 @@ def _require_fit(model: LanguageModel, folder: Path, unused: Collection[str]) ->
             f"{unused_layers[0]}: the two do not belong together; fetch it again"
         )
     try:
-        prefill(model, torch.zeros(2, dtype=torch.long), num_queries=1)
+        require_own_attention(model)
     except InputError as error:
         raise InputError(f"model {folder}: {error}") from error
     except Exception as error:  # attention of another shape than the one that is ranked fails in many ways

@@ -145,7 +145,7 @@ def test_queries_beyond_the_sequence_are_not_invented(tiny_model, draw_tokens):
 
 
 class _Failing:
-    num_past_tokens = 0
+    num_positions = 3
 
     def attend(self, layer, query, key, value, scaling):
         raise RuntimeError("stop here")
@@ -229,4 +229,18 @@ def test_a_layer_without_attention_is_an_error_and_never_empty_memory(tiny_model
     layer = model.network.model.layers[1]
     monkeypatch.setattr(layer, "forward", lambda hidden_states, **kwargs: hidden_states)
     with pytest.raises(InputError, match=r"layers 1 of .* ran no attention"):
+        prefill(model, torch.arange(5), num_queries=1)
+
+
+def test_a_layer_that_calls_attention_twice_is_refused(tiny_model, monkeypatch):
+    model = tiny_model("llama")
+    attention = model.network.model.layers[2].self_attn
+    forward = attention.forward
+
+    def twice(*args, **kwargs):
+        forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", twice)
+    with pytest.raises(InputError, match=r"layers 2 of 3 ran attention more than once"):
         prefill(model, torch.arange(5), num_queries=1)

@@ -1,0 +1,29 @@
+"""`make bench`: what comparing the embedded model with its own attention takes whenever it is loaded."""
+
+import time
+
+import jaxtyping
+import pytest
+
+from kvpolicy.fidelity import measure_fidelity, require_own_attention
+from kvpolicy.models.language_model import load_language_model
+
+NUM_ROUNDS = 5
+
+
+@pytest.mark.benchmark
+def test_the_embedded_model_is_compared_in_under_a_second(embedded_model_folder, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # checks are no part of what users run
+    model = load_language_model(embedded_model_folder)
+    seconds, busy = [], []
+    for _ in range(NUM_ROUNDS):
+        start, started = time.perf_counter(), time.process_time()
+        require_own_attention(model)
+        seconds.append(time.perf_counter() - start)
+        busy.append(time.process_time() - started)
+    fidelity = measure_fidelity(model)
+    print(f"\n{min(seconds):.2f} s, {min(busy):.2f} s of processors; all {[round(own, 2) for own in seconds]}")
+    print(f"one call of attention: {max(fidelity.calls.values()):.1e} standard deviations")
+    for (path, name), difference in fidelity.passes.items():
+        print(f"{name} {path}: {difference:.1e} standard deviations")
+    assert min(busy) < 1  # of all processors, whoever else uses them
