@@ -6,13 +6,15 @@ the cache of models, and then it is one.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from kvpolicy.errors import InputError
+from kvpolicy.models.folder_check import require_loadable_folder
 from kvpolicy.models.language_model import LanguageModel, load_language_model
-from kvpolicy.models.model_folder import CONTENT_SUFFIXES, new_model_folder
+from kvpolicy.models.model_folder import TEMPLATES, is_content, new_model_folder
 from kvpolicy.models.reference import ModelReference, default_cache, find_model, resolve_model
 from kvpolicy.models.registered import RegisteredName, is_registered, model_parts, registered_place
 from kvpolicy.specs import ModelSpec
@@ -115,16 +117,31 @@ def _version(home: Home, reference: str) -> ModelVersion:
 
 
 def _fetch(home: Home, version: ModelVersion, folder: Path) -> None:
-    """Put the files of a version that are a model into one folder."""
+    """Put the files of a version that are a model into one folder, refusing code before weights are fetched."""
     registry = RegisteredModels(home)
     files = registry.names(version)
     flavors = registry.flavors(version) if "MLmodel" in files else {}
     parts = model_parts(version.reference, files, flavors)
+    wanted: dict[str, str] = {}
+    for part in parts:
+        there = {path[len(part) :].lstrip("/"): path for path in registry.names(version, part)}
+        if TEMPLATES in there:
+            inner = registry.names(version, there[TEMPLATES])
+            there |= {f"{TEMPLATES}/{Path(path).name}": path for path in inner}
+        wanted |= {name: path for name, path in there.items() if is_content(name)}
     with new_model_folder(folder) as draft:
-        for part in parts:
-            for path in registry.names(version, part):
-                if Path(path).suffix in CONTENT_SUFFIXES:
-                    registry.fetch(version, path, draft / Path(path).name)
+
+        def fetch(names: Iterable[str]) -> None:
+            for name in names:
+                (draft / name).parent.mkdir(exist_ok=True)
+                registry.fetch(version, wanted[name], draft / name)
+
+        fetch(name for name in wanted if name.endswith(".json"))
+        try:
+            require_loadable_folder(draft)
+        except InputError as error:
+            raise InputError(f"model {version.reference}: {error}") from error
+        fetch(name for name in wanted if not name.endswith(".json"))
 
 
 def _in_cache(version: ModelVersion, folder: Path) -> ModelReference:

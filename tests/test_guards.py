@@ -1,4 +1,4 @@
-"""Rules that no other tool checks: one way to write a task, and no stand-ins in tests."""
+"""Rules that no other tool checks: one way to write a task, no stand-ins in tests, nothing that is read is run."""
 
 import ast
 from collections.abc import Iterator
@@ -64,7 +64,37 @@ def test_tests_use_no_stand_ins():
         assert "mocker" not in parameters, path
 
 
+def _ways_to_run_what_is_read(tree: ast.Module) -> set[str]:
+    """Calls that run what a file holds or wait for consent: unpickling, `eval`, `input`, transformers with a say."""
+    modules = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
+    found = {name for name in _imports(tree) if name.partition(".")[0] in modules}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        settings = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if name in ("eval", "exec", "input", "torch.load", "yaml.load", "yaml.unsafe_load"):
+            found.add(name)
+        if name.endswith(".from_pretrained") and settings.get("trust_remote_code") != "False":
+            found.add(name)
+    return found
+
+
+def test_nothing_that_is_read_is_run():
+    ways = {path: found for path, tree in _trees(*PACKAGES) if (found := _ways_to_run_what_is_read(tree))}
+    assert ways == {}
+
+
 def test_the_guards_see_what_they_look_for():
+    for text in (
+        "import pickle",
+        "from cloudpickle import loads",
+        "eval(text)",
+        "input('y?')",
+        "torch.load(path)",
+        "AutoConfig.from_pretrained(folder, local_files_only=True)",
+        "AutoConfig.from_pretrained(folder, trust_remote_code=True)",
+    ):
+        assert _ways_to_run_what_is_read(ast.parse(text)), text
+    assert not _ways_to_run_what_is_read(ast.parse("network.eval()\nA.from_pretrained(b, trust_remote_code=False)"))
     for text in (
         "from prefect import flow, task",
         "import prefect\n@prefect.task\ndef f(): ...",

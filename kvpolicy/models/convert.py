@@ -29,9 +29,12 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     _LOGGER.info("model: converting %s, once", gguf.name)
     with new_model_folder(folder) as draft:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
             network = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, quantization_config=transformers.GgufConfig(dequantize=True)
+                gguf.parent,
+                gguf_file=gguf.name,
+                quantization_config=transformers.GgufConfig(dequantize=True),
+                trust_remote_code=False,
             )
         except Exception as error:  # the reader raises many types for a damaged or foreign file
             reason = first_line(error).rstrip(".")

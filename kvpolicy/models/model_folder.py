@@ -1,4 +1,4 @@
-"""Model folders that are made here: one appears only when it is complete, and later it is told if it was damaged."""
+"""Model folders: which of their files are a model, and those made here, which appear complete and are checked later."""
 
 import json
 import os
@@ -6,14 +6,38 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
 
 RECORD = "sha256.json"
-# What of a folder or a repository belongs to a model: weights, configuration and tokenizer.
-CONTENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".bin"})
+TEMPLATES = "additional_chat_templates"
+# Files of a folder or a repository that belong to a model: weights, configuration, tokenizer and its templates. They
+# are all that transformers reads of a folder without running code (a test goes through its tokenizers).
+CONTENT_PATTERNS = (
+    *("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt"),
+    *("*.model", "*.model.*", "*.spm", "*.tiktoken", "*.tokenizer", "*.codes"),
+)
+
+
+def is_content(name: str) -> bool:
+    """Whether a file, by its path in a model folder, belongs to the model."""
+    folder, _, file = name.rpartition("/")
+    is_there = not folder or (folder == TEMPLATES and file.endswith(".jinja"))
+    return is_there and file != RECORD and any(fnmatchcase(file, pattern) for pattern in CONTENT_PATTERNS)
+
+
+def content_files(folder: Path) -> list[str]:
+    """Files of a folder that are the model, as paths in it, sorted: what transformers reads, and a digest covers."""
+    return [name for name in _files(folder) if is_content(name)]
+
+
+def _files(folder: Path) -> list[str]:
+    """Files in a folder and in its folder of templates, as paths in it, sorted."""
+    paths = [*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*")]
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
 
 
 @contextmanager
@@ -34,7 +58,7 @@ def new_model_folder(folder: Path) -> Iterator[Path]:
         draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
             yield draft
-            record = {path.name: digest_file(path) for path in sorted(draft.iterdir())}
+            record = {name: digest_file(draft / name) for name in _files(draft)}
             (draft / RECORD).write_text(json.dumps(record, indent=1))
             try:
                 os.rename(draft, folder)  # noqa: PTH104  # Path.rename would be the same; atomic on one file system

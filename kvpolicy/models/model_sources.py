@@ -14,6 +14,7 @@ from pathlib import Path
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.gguf_file import is_part, missing_content
+from kvpolicy.models.model_folder import content_files
 from kvpolicy.models.reference import is_hub_id, resolve_model
 from kvpolicy.models.registered import RegisteredName
 
@@ -171,7 +172,11 @@ def _models_in(root: Path) -> Iterator[Path]:
 
 
 def _state(path: Path) -> str:
-    files = [path] if path.is_file() else [inner for inner in sorted(path.iterdir()) if inner.is_file()]
-    stats = [(file.name, file.stat()) for file in files]
+    if path.is_file():
+        files = {path.name: path}
+    else:
+        files = {inner.name: inner for inner in path.iterdir() if inner.is_file()}
+        files |= {name: path / name for name in content_files(path)}
+    stats = [(name, files[name].stat()) for name in sorted(files)]
     listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:32]

@@ -6,6 +6,7 @@ What is in MLflow's registry becomes such a folder first, in `tasks.model`.
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.convert import convert_gguf
 from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder, embedded_model_place
-from kvpolicy.models.model_folder import CONTENT_SUFFIXES, RECORD, check_recorded_digests
+from kvpolicy.models.folder_check import require_loadable_folder
+from kvpolicy.models.model_folder import CONTENT_PATTERNS, check_recorded_digests, content_files
 from kvpolicy.models.registered import is_registered
 
 EMBEDDED = "embedded"
@@ -28,7 +30,8 @@ class ModelReference:
         source: What the user named: `embedded`, a folder, a GGUF file, a hub id or a version in MLflow's registry.
         revision: The hub's commit or the version's identity, or empty.
         folder: Where it lies, in Hugging Face's format.
-        digest: SHA-256 over weights, configuration and tokenizer; independent of where they lie.
+        digest: SHA-256 over weights, configuration and tokenizer; independent of where they lie. Code in the folder is
+            left out, as none of it is ever run.
     """
 
     name: str
@@ -51,7 +54,8 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
         cache: Where fetched and converted models are kept.
 
     Raises:
-        InputError: If there is no such model, it cannot be fetched, or its files are damaged.
+        InputError: If there is no such model, it cannot be fetched, its files are damaged, or it is a model only with
+            code of its own (`kvpolicy.models.folder_check`).
     """
     cache = cache or default_cache()
     try:
@@ -122,34 +126,43 @@ def _from_hub(source: str, cache: Path, *, only_local: bool = False) -> ModelRef
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
-    wanted = [f"*{suffix}" for suffix in sorted(CONTENT_SUFFIXES)]
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision or None,
-            cache_dir=cache / "hub",
-            allow_patterns=wanted,
-            etag_timeout=10,
-            local_files_only=only_local,
-        )
-    except Exception as error:  # network, permission and naming errors have a dozen types
-        reason = first_line(error)
-        raise InputError(
-            f"model {source!r} cannot be fetched from the hub: {reason}; "
-            "check the id, or download it elsewhere and pass the folder with --model"
-        ) from error
-    return _reference(Path(folder), name=name, source=name, revision=Path(folder).name)
+
+    def fetch(revision: str | None, patterns: Sequence[str]) -> Path:
+        try:
+            folder = snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache / "hub",
+                allow_patterns=list(patterns),
+                etag_timeout=10,
+                local_files_only=only_local,
+            )
+        except Exception as error:  # network, permission and naming errors have a dozen types
+            reason = first_line(error)
+            raise InputError(
+                f"model {source!r} cannot be fetched from the hub: {reason}; "
+                "check the id, or download it elsewhere and pass the folder with --model"
+            ) from error
+        return Path(folder)
+
+    described = fetch(revision or None, ["*.json"])
+    _require_loadable(described, source)  # before its weights are fetched
+    folder = fetch(described.name, CONTENT_PATTERNS)
+    return _reference(folder, name=name, source=name, revision=folder.name)
 
 
 def _reference(folder: Path, *, name: str, source: str, revision: str) -> ModelReference:
     check_recorded_digests(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"model folder {folder} has no config.json: it must be in Hugging Face's format")
-    files = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix in CONTENT_SUFFIXES and path.name != RECORD and path.is_file()
-    ]
-    contents = {path.name: digest_file(path) for path in files}
+    _require_loadable(folder, str(folder))
+    contents = {name: digest_file(folder / name) for name in content_files(folder)}
     digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
     return ModelReference(name=name, source=source, revision=revision, folder=folder, digest=digest)
+
+
+def _require_loadable(folder: Path, model: str) -> None:
+    try:
+        require_loadable_folder(folder)
+    except InputError as error:
+        raise InputError(f"model {model}: {error}") from None  # a fault of the model, not of reaching it

@@ -1,6 +1,7 @@
 """Models of MLflow's registry as sources and as models: a real registry, with what MLflow itself has logged."""
 
 import dataclasses
+import json
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 from kvpolicy.errors import InputError
 from kvpolicy.models.language_model import load_language_model
+from kvpolicy.models.model_folder import TEMPLATES
 from kvpolicy.models.model_sources import ModelSource
 from kvpolicy.models.reference import resolve_model
 from storage.catalog import Catalog
@@ -173,6 +175,31 @@ def test_what_is_no_model_is_recorded_with_its_reason_and_not_looked_at_again(ho
     assert look(home, "mlflow:kvpolicy-x") == []
     assert CHAMPION not in open_client(home).get_registered_model("kvpolicy-x").aliases
     assert list((cache / "models").iterdir()) == [] if cache.exists() else True
+
+
+def test_a_version_that_needs_its_code_is_refused_before_its_weights_are_fetched(home, cache, llama):
+    config = json.loads((llama / "config.json").read_text())
+    code = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.TheirConfig"}}
+    (llama / "config.json").write_text(json.dumps(config | code))
+    (llama / "model.safetensors").write_bytes(b"no weights, which nobody reads")
+    log_folder(home, llama, "theirs")
+    with pytest.raises(
+        InputError, match=r"^model models:/theirs/1: config.json names code of its own \(theirs.TheirConfig"
+    ):
+        resolve(home, "models:/theirs/1")
+    assert list((cache / "models").iterdir()) == []
+
+
+def test_a_version_keeps_the_templates_that_it_has_more_of(home, cache, llama):
+    (llama / TEMPLATES).mkdir()
+    (llama / TEMPLATES / "default.jinja").write_text("another")
+    log_folder(home, llama, "llama")
+    found = resolve(home, "models:/llama/1")
+    assert found.digest == resolve_model(str(llama)).digest
+    assert (found.folder / TEMPLATES / "default.jinja").read_text() == "another"
+    (found.folder / TEMPLATES / "default.jinja").write_text("damaged")
+    with pytest.raises(InputError, match=r"default.jinja does not match its recorded SHA-256"):
+        resolve(home, "models:/llama/1")
 
 
 def test_a_registry_that_cannot_be_reached_is_tried_again(home, cache, llama):

@@ -1,6 +1,7 @@
 """Looking for models: what is new, what is not, what waits, and what is remembered of it."""
 
 import dataclasses
+import json
 import os
 import shutil
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.models.model_sources import ModelSource
-from kvpolicy.models.reference import resolve_model
+from kvpolicy.models.reference import default_cache, resolve_model
 from storage.catalog import Catalog
 from storage.home import Home
 from tasks.model import register_model
@@ -333,3 +334,22 @@ def test_every_revision_of_a_repository_is_a_model_of_its_own(home, llama, monke
         assert start(home, second).outcome == STARTED
         assert look(home, "hub:owner/name") == []
         assert look(home, f"hub:owner/name@{hub.commit}") == []
+
+
+def test_a_repository_that_needs_its_code_is_unsupported_before_its_weights_are_fetched(home, llama, monkeypatch):
+    import huggingface_hub.constants
+
+    config = json.loads((llama / "config.json").read_text())
+    code = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.TheirConfig"}}
+    (llama / "config.json").write_text(json.dumps(config | code))
+    with hub_server(llama) as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        files_at = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", files_at)
+        (sighting,) = look(home, "hub:owner/name")
+        ended = start(home, sighting)
+    assert ended.outcome == UNSUPPORTED
+    assert ended.reason.startswith(
+        f"model {sighting.reference}: config.json names code of its own (theirs.TheirConfig)"
+    )
+    assert not list(default_cache().rglob("*.safetensors"))

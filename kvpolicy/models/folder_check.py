@@ -1,0 +1,128 @@
+"""What a model folder is refused for before anything of it is loaded: code, and files outside its digest.
+
+Code of a model is never run. Where a folder names some (`auto_map`) and transformers implements the same architecture
+and the tokenizer that the folder declares, transformers' own classes are used in the code's place; otherwise the folder
+is refused. So the digest of a model leaves code out: it covers everything that is read of the folder
+(`kvpolicy.models.model_folder.content_files`), and what the files refer to must be among these.
+
+Every load passes `trust_remote_code=False` besides: transformers asks on standard input where the argument is absent.
+Kernels that transformers itself chooses are libraries, like transformers; those that a configuration asks for are code.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kvpolicy.errors import InputError
+from kvpolicy.models.model_folder import is_content
+
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+_EXPERTS = {"eager", "batched_mm", "grouped_mm"}  # others of transformers' are kernels that it fetches from the hub
+_REMEDY = "use a model that transformers implements"
+
+
+def require_loadable_folder(folder: Path) -> None:
+    """Refuse a folder that could not be loaded without running code of its own, or without files outside its digest.
+
+    Files that are no JSON pass: loading refuses them in its own words.
+
+    Raises:
+        InputError: With what is wrong and what to do, and without the name of the model, which the caller knows.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            "adapter_config.json makes it an adapter of another model: merge it into that model and save it"
+        )
+    config = _read_object(folder / "config.json")
+    tokenizer = _read_object(folder / "tokenizer_config.json")
+    if "configuration_files" in config:
+        raise InputError(
+            "config.json refers to other configurations (configuration_files): save it with transformers again"
+        )
+    _require_known_implementation(config)
+    _require_own_architecture(config)
+    _require_own_tokenizer(tokenizer)
+    for place, name in _references(folder, config, tokenizer):
+        if not _is_beside(name):
+            raise InputError(f"{place} refers to {name!r}, which is not a file of a model beside it: save it there")
+
+
+def _require_known_implementation(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that asks for a kernel of the hub."""
+    for key in _IMPLEMENTATIONS:
+        value = config.get(key, config.get(f"_{key}"))
+        for name in value.values() if isinstance(value, dict) else [value]:
+            is_kernel = isinstance(name, str) and (
+                "/" in name or (key == "experts_implementation" and name not in _EXPERTS)
+            )
+            if is_kernel:
+                raise InputError(f"config.json asks for the kernel {name!r} ({key}), which is code: delete that entry")
+
+
+def _require_own_architecture(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration whose architecture only its own code implements."""
+    code = _code_of(config, "AutoConfig", "AutoModelForCausalLM", "AutoModel")
+    if not code:
+        return
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    architecture = config.get("model_type")
+    if architecture not in CONFIG_MAPPING:
+        raise InputError(
+            f"config.json names code of its own ({code}), which is never run, and transformers "
+            f"{transformers.__version__} has no architecture {architecture!r}: {_REMEDY}"
+        )
+
+
+def _require_own_tokenizer(config: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer that only its own code implements: another one would make other tokens of the same text."""
+    code = _code_of(config, "AutoTokenizer")
+    if not code:
+        return
+    import transformers
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    name = config.get("tokenizer_class")
+    if not isinstance(name, str) or tokenizer_class_from_name(name) is None:
+        raise InputError(
+            f"tokenizer_config.json names code of its own ({code}), which is never run, and transformers "
+            f"{transformers.__version__} has no tokenizer {name!r}: {_REMEDY}"
+        )
+
+
+def _code_of(config: Mapping[str, Any], *classes: str) -> str:
+    """The first of some of transformers' classes for which a configuration names code, as it names it; or empty."""
+    auto_map = config.get("auto_map")
+    if isinstance(auto_map, list):  # of tokenizers, as it was once written
+        auto_map = {"AutoTokenizer": auto_map}
+    if not isinstance(auto_map, dict):
+        return ""
+    code = next((auto_map[name] for name in classes if auto_map.get(name)), "")
+    return ", ".join(str(part) for part in code if part) if isinstance(code, list) else str(code)
+
+
+def _references(folder: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Other files that the files of a folder name, each with the file that does."""
+    if config.get("transformers_weights") is not None:
+        yield "config.json", config["transformers_weights"]
+    for name in tokenizer.get("fast_tokenizer_files") or ():
+        yield "tokenizer_config.json", name
+    for index in sorted(folder.glob("*.index.json")):
+        weights = _read_object(index).get("weight_map")
+        for name in sorted(set(map(str, weights.values()))) if isinstance(weights, dict) else ():
+            yield index.name, name
+
+
+def _is_beside(name: Any) -> bool:
+    return isinstance(name, str) and "\\" not in name and PurePosixPath(name).name == name and is_content(name)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one where there is none to read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
