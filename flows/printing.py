@@ -58,8 +58,9 @@ def print_records(records: Sequence[Mapping[str, Any]], *, as_json: bool, column
 
 
 def console() -> Console:
-    """A console on standard output that does not fold what goes into a pipe."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_PIPES, highlight=False)
+    """A console on standard output that does not fold what goes into a pipe, and prints text as it is."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_PIPES
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def _plain(value: Any) -> Any:

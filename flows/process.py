@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.database import sqlite_path, sqlite_uri
 from storage.errors import StorageError
 from storage.home import Home
 
 DEFAULT_HOME = ".kvp"
+_NO_PROXY = ("no_proxy", "NO_PROXY")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def home_path(home: str | None) -> Path:
@@ -61,6 +64,7 @@ def point_prefect_at(home: Path) -> None:
         return
     os.environ.pop("PREFECT_API_URL", None)  # an empty one names no server
     os.environ["PREFECT_HOME"] = str(home / "prefect")
+    _name_database(home / "prefect" / "prefect.db")
     defaults = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
@@ -69,6 +73,28 @@ def point_prefect_at(home: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _name_database(path: Path) -> None:
+    """Name the database of Prefect's home where Prefect (3.9) names another, as it puts the plain path into a URI."""
+    uri = sqlite_uri(path, "aiosqlite")
+    if sqlite_path(uri) != sqlite_path(f"sqlite+aiosqlite:///{path}") and not any(
+        name.startswith(("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")) for name in os.environ
+    ):
+        os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = uri
+
+
+def reach_loopback_directly() -> None:
+    """Keep what this process and those that it starts ask of this machine from a proxy that is set for the network.
+
+    Prefect's server, MLflow's and all other services of a home listen on loopback, which no proxy reaches for us.
+    """
+    named = {name: os.environ.get(name, "") for name in _NO_PROXY}
+    for name, value in named.items():
+        # Libraries read one name or the other, so the one that is not set takes the other's hosts over.
+        hosts = [host.strip() for host in (value or "".join(named.values())).split(",") if host.strip()]
+        if "*" not in hosts:
+            os.environ[name] = ",".join(dict.fromkeys([*hosts, *_LOOPBACK]))
 
 
 @contextmanager
@@ -119,6 +145,7 @@ def configure_libraries() -> None:
 def prepare_process() -> None:
     """Show our progress on standard error, and not that of libraries."""
     configure_libraries()
+    reach_loopback_directly()
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -1,5 +1,6 @@
 """What a run leaves in Prefect and in MLflow's registry: one page with curves, links and the decision."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,7 +60,7 @@ def run_markdown(summary: Mapping[str, Any]) -> str:
     Args:
         summary: As of `flows.summary.summarise`.
     """
-    evaluation = summary["evaluation"]["id"]
+    evaluation, home = summary["evaluation"]["id"], shlex.quote(summary["home"])
     lines = [f"# {summary['model']['name']}", ""]
     lines += [f"**Decision**: {decision_line(summary['promotion'], summary['policy_set']['id'])}", ""]
     panels = dict.fromkeys((row["benchmark"], row["setting"]) for row in summary["curves"])
@@ -67,8 +68,8 @@ def run_markdown(summary: Mapping[str, Any]) -> str:
         lines += _curves(summary["curves"], benchmark, setting)
     lines += [
         f"- policy set `{summary['policy_set']['id']}` in `{summary['policy_set']['path']}`, trained on "
-        f"`{summary['trace_snapshot']['id']}`: `kvp lineage {summary['policy_set']['id']} --home {summary['home']}`",
-        f"- evaluation `{evaluation}`: `kvp report {evaluation} --home {summary['home']}`",
+        f"`{summary['trace_snapshot']['id']}`: `kvp lineage {summary['policy_set']['id']} --home {home}`",
+        f"- evaluation `{evaluation}`: `kvp report {evaluation} --home {home}`",
         f"- MLflow: `mlflow ui --backend-store-uri {summary['mlflow_tracking_uri']}`",
         "",
     ]

@@ -1,5 +1,6 @@
 """What a pipeline run ends with: one document for programs, and tables for people."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -130,7 +131,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         (decided, decision_line(summary["promotion"], summary["policy_set"]["id"])),
         *[("curves", figure) for figure in summary["figures"]],
         ("MLflow", f"{_program('mlflow')} ui --backend-store-uri {summary['mlflow_tracking_uri']}"),
-        ("catalog", f'{_program("kvp")} sql --home {summary["home"]} "SELECT * FROM views"'),
+        ("catalog", f'{_program("kvp")} sql --home {shlex.quote(summary["home"])} "SELECT * FROM views"'),
     ]
     for name, text in lines:  # unbroken, to be copied
         out.print(f"{name:<22}  {text}", soft_wrap=True)

@@ -7,11 +7,30 @@ import os
 import re
 import sqlite3
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from storage.errors import StorageError, one_line
 
 _CONNECT_TIMEOUT_S = 10
 _PASSWORDS = re.compile(r"(?P<before>^[\w+]+://[^:@/]*):[^@/]*(?=@)|[?&]password=[^&]*")
+
+
+def sqlite_uri(path: Path, driver: str = "") -> str:
+    """Return the URI of an SQLite file for SQLAlchemy (from 2.1), which decodes the path in it.
+
+    Args:
+        path: absolute path of the file.
+        driver: the driver; where the path has to be encoded one is named in any case. MLflow (3.17) makes the folder
+            that the text of a ``sqlite:///`` URI names, without decoding it, and of no other URI.
+    """
+    encoded = quote(str(path))
+    driver = driver or ("" if encoded == str(path) else "pysqlite")
+    return f"{'+'.join(filter(None, ('sqlite', driver)))}:///{encoded}"
+
+
+def sqlite_path(uri: str) -> Path:
+    """Return the file that SQLAlchemy opens for an SQLite URI; `:memory:` for none."""
+    return Path(unquote(uri.partition(":///")[2].partition("?")[0]) or ":memory:")
 
 
 def require_sqlite(path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.database import database_of_mlflow, require_postgresql
+from storage.database import database_of_mlflow, require_postgresql, sqlite_uri
 from storage.errors import StorageError
 
 FORMAT_VERSION = 3
@@ -54,6 +54,10 @@ class Home:
         """
         folder = Path(path).expanduser().absolute()
         marker = folder / _MARKER
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:  # neither URIs nor tables can hold it
+            raise StorageError(f"home {str(folder)!a} is not text in UTF-8: choose another --home") from error
         if traces is not None:
             from storage.places import Place
 
@@ -153,7 +157,7 @@ class Home:
     @property
     def mlflow_tracking_uri(self) -> str:
         """The tracking and registry URI of MLflow."""
-        return self.mlflow_place or f"sqlite:///{self.mlflow_db}"
+        return self.mlflow_place or sqlite_uri(self.mlflow_db)
 
 
 @contextmanager

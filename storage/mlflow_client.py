@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storage.database import require_postgresql, require_sqlite
+from storage.database import require_postgresql, require_sqlite, sqlite_uri
 from storage.errors import StorageError, one_line
 from storage.home import Home
 
@@ -68,7 +68,7 @@ def _make_database(path: Path) -> None:
     draft = path.with_name(f".{path.name}-draft")
     for leftover in path.parent.glob(f"{draft.name}*"):  # of someone who was killed, and SQLite's journal of it
         leftover.unlink()
-    _opened(f"sqlite:///{draft}")
+    _opened(sqlite_uri(draft))
     draft.rename(path)
 
 
@@ -112,4 +112,6 @@ def one_line_errors(what: str, remedy: str = _REMEDY) -> Iterator[None]:
     except StorageError:
         raise
     except Exception as error:  # MlflowException, and SQLAlchemy's when the database is damaged or locked
+        if "Current state is deleted" in str(error):  # while it was written to
+            remedy = "restore it in MLflow, or run the same command again"
         raise StorageError(f"{what}: {one_line(error)}; {remedy}") from error

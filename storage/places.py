@@ -22,7 +22,7 @@ from typing import Any
 from storage.errors import StorageError, one_line, remedy_for
 
 _SCHEME = "s3://"
-_S3_URL = re.compile(r"s3://[^/\s]+(/\S*)?")
+_S3_URL = re.compile(r"s3://[^/\s?#]+(/[^\s?#]*)?")  # what is behind ? or # of a URL is no part of its path
 _PART = re.compile(r"#\d+$")
 
 
@@ -52,7 +52,7 @@ class Place:
                 raise StorageError(f"place {text[:80]} cannot be used: {one_line(error)}") from error
             return cls(url=str(path))
         if not _S3_URL.fullmatch(text):
-            raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix")
+            raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix, without ? and #")
         return cls(url=text.rstrip("/"))
 
     @property

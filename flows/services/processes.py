@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,8 +176,13 @@ def wait_for(service: Service, url: str, *, timeout_s: float = _STARTUP_TIMEOUT_
     """
     deadline = time.monotonic() + timeout_s
     while service.runs and time.monotonic() < deadline:
-        with suppress(OSError, http.client.HTTPException), _DIRECT.open(url, timeout=_ANSWER_TIMEOUT_S):
-            return
+        try:
+            with _DIRECT.open(url, timeout=_ANSWER_TIMEOUT_S):
+                return
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+        except (OSError, http.client.HTTPException):
+            pass
         time.sleep(_POLL_S)
     state = "does not answer" if service.runs else "died"
     raise StorageError(

@@ -23,7 +23,7 @@ from pathlib import Path
 from flows.process import environment_with
 from flows.services.processes import SERVER, Service, last_error, recorded, wait_for
 from flows.services.recovery import UnfinishedRun, marked_process, recover
-from storage.database import require_postgresql, require_sqlite
+from storage.database import require_postgresql, require_sqlite, sqlite_path
 from storage.errors import StorageError
 from storage.home import Home, exclusive
 
@@ -125,7 +125,7 @@ def require_database(home: Home) -> None:
     if not url:
         require_sqlite(home.prefect / "prefect.db")
     elif url.startswith("sqlite"):
-        require_sqlite(Path(url.partition(":///")[2].partition("?")[0] or ":memory:"))
+        require_sqlite(sqlite_path(url))
     else:
         require_postgresql(url)
 
@@ -136,6 +136,7 @@ def _require_server(url: str) -> None:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S):
             return
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
             return  # it answers; what it wants is between Prefect and its settings
         raise StorageError(

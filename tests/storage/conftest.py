@@ -23,8 +23,8 @@ def catalog(home: Home) -> Catalog:
     return Catalog(home)
 
 
-def artifact(kind: str, name: str) -> Artifact:
-    return Artifact(kind=kind, digest=digest_bytes(f"{kind} {name}".encode()), name=name)
+def artifact(kind: str, name: str, uri: str = "") -> Artifact:
+    return Artifact(kind=kind, digest=digest_bytes(f"{kind} {name}".encode()), name=name, uri=uri)
 
 
 def curve_row(curve_id: str, budget: int, value: float, **columns: object) -> dict[str, object]:
