@@ -4,7 +4,6 @@ Results go to standard output, everything else to standard error. A wrong input 
 libraries are imported by the commands that need them, after the process is prepared.
 """
 
-import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -25,6 +24,8 @@ from flows.commands import (
     watch,
 )
 from flows.commands.pipeline import add_pipeline_commands
+from flows.process import reach_loopback_directly
+from flows.standard_streams import OutputLost, drop_output, prepare_streams, remark
 from storage.errors import StorageError
 
 _INTERRUPTED = 130
@@ -81,22 +82,30 @@ def main() -> None:
     """Entry point: run a command, and turn what is wrong into one line."""
     from kvpolicy.errors import InputError, message_with_notes
 
+    prepare_streams()
+    reach_loopback_directly()
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # at the interpreter's end an error would be a traceback
     except (InputError, StorageError) as error:
         _fail(message_with_notes(error))
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
-    except BrokenPipeError:
-        os._exit(0)  # the reader of our output has gone; there is nobody to tell
+    except OutputLost as lost:
+        drop_output()
+        if lost.has_no_reader:
+            sys.exit(0)  # there is nobody to tell
+        _fail(f"standard output cannot be written ({lost}): send it elsewhere, and run the same command again")
     except Exception as error:
+        if isinstance(error, UnicodeEncodeError) and not _are_text(sys.argv):
+            _fail("an argument is not text in UTF-8: convert it, or rename what it names", code=2)
         if _is_lost_connection(error):  # what else needs a network says so itself
             _fail("the Prefect server no longer answers: start it, then run the same command again to go on")
         # typer carries a private copy of click, so its usage errors can only be told by what they offer.
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
-            print(error.format_message(), file=sys.stderr)
+            remark(error.format_message())
             sys.exit(2)
         _fail(f"{error.format_message().rstrip('.')}; see `kvp --help`", code=2)
     if code == _INTERRUPTED:  # typer makes this of an interrupt, without a word
@@ -114,8 +123,13 @@ def _is_lost_connection(error: BaseException | None) -> bool:
     return False
 
 
+def _are_text(arguments: list[str]) -> bool:
+    """Whether arguments are text throughout: of other bytes Python makes halves of surrogate pairs."""
+    return not any("\ud800" <= sign <= "\udfff" for argument in arguments for sign in argument)
+
+
 def _fail(message: str, *, code: int = 1) -> None:
-    print(f"kvp: {' '.join(message.split())}", file=sys.stderr)
+    remark(f"kvp: {' '.join(message.split())}")
     sys.exit(code)
 
 

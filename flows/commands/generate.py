@@ -10,6 +10,7 @@ import typer
 
 from flows.commands.options import HomeOption, JsonOption
 from flows.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
+from flows.standard_streams import remark
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def generate(
             _print_both(place, budget, own, other)
         else:
             _print_answer(place if len(prompts) > 1 else "", own)
-        print(_what_was_evicted(own, budget), file=sys.stderr)
+        remark(_what_was_evicted(own, budget))
 
 
 def _read(place: str) -> str:

@@ -1,7 +1,6 @@
 """The `kvp traces` commands: what lies in a home's trace store, whether it is whole, and how to get it out."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
 from flows.process import home_path
+from flows.standard_streams import remark
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def verify(
         print("\n".join(str(problem) for problem in problems) or f"{len(store.rows(key))} samples are whole")
     if problems and discard:
         store.discard(problem.fragment_id for problem in problems)
-        print("kvp: damaged fragments were discarded; run `kvp collect` or `kvp run` again", file=sys.stderr)
+        remark("kvp: damaged fragments were discarded; run `kvp collect` or `kvp run` again")
     if problems:
         raise typer.Exit(1)
 
