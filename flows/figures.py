@@ -17,11 +17,11 @@ def figure_folder(home: Home, evaluation_id: str) -> Path:
 def draw_figures(home: Home, evaluation: EvaluationRef) -> list[Path]:
     """Draw the budget curves as a picture and as a page, and keep copies with the MLflow run, unless that was done."""
     folder = figure_folder(home, evaluation.artifact_id)
-    logged = folder / ".logged"  # written last: whoever is killed before draws again
-    if not logged.exists():
+    logged = folder / ".logged"  # written last, with the run: after a kill, or for another run, it is done again
+    if not (logged.exists() and logged.read_text(encoding="utf-8") == evaluation.mlflow_run_id):
         catalog = Catalog(home)
         curves = catalog.rows("curves", f"run_id = '{evaluation.run_id}'")
         for figure in write_figures(curves, folder, catalog.artifact(evaluation.artifact_id).name):
             Tracking(home).log_artifact(evaluation.mlflow_run_id, figure, "figures")
-        logged.touch()
+        logged.write_text(evaluation.mlflow_run_id, encoding="utf-8")
     return sorted(folder.glob("budget_curves.*"))

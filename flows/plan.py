@@ -13,6 +13,7 @@ from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.seeds import MAX_SEED
 from storage.catalog import Catalog
 from storage.home import Home
+from storage.mlflow_tables import require_experiment
 from tasks.checks import check_prompts
 from tasks.collect import collection_stage
 from tasks.model import register_model
@@ -80,7 +81,7 @@ def planned(
 
     Raises:
         InputError: If the preset, a choice, the model or the runner is wrong, or a budget does not fit in the prompts.
-        StorageError: If the home cannot be used.
+        StorageError: If the home cannot be used, or the model's experiment was deleted in MLflow.
     """
     if not 0 <= seed <= MAX_SEED:
         raise InputError(f"seed is {seed}, expected from 0 to {MAX_SEED}")
@@ -90,6 +91,7 @@ def planned(
         note_loaded_code()
         prepare_process()
         reference = register_model(opened, model, request.config.dtype)
+        require_experiment(opened, reference.name)
         with serving(opened, request):
             yield _make_plan(opened, reference, request.config, seed)
 

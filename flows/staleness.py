@@ -30,7 +30,7 @@ from tasks.prompts import prompts_ref, prompts_stage
 from tasks.publish import evaluation_stage
 from tasks.references import ModelRef
 from tasks.soft_tokens import soft_tokens_stage
-from tasks.stage import Stage, find_completed, lost_results
+from tasks.stage import Stage, find_completed, has_lost_tracking, lost_results
 from tasks.train import training_stage
 from tasks.trained import trained_ref
 
@@ -184,6 +184,8 @@ class _Check:
     def _losses(self, stage: Stage, run: StageRun) -> Iterator[Cause]:
         for artifact in lost_results(self._home, run.known, rests_on=stage.rests_on):
             yield Cause(kind="result", name=artifact.artifact_id, recorded=artifact.uri, now="lost or damaged")
+        if has_lost_tracking(self._home, run.known):
+            yield Cause(kind="result", name="MLflow run", recorded=run.known.mlflow_run_id, now="lost")
 
     def _told_now(self) -> tuple[PipelineConfig, Mapping[str, str], list[Cause]]:
         """The configuration that preset and choices give now, the digests of outside texts, and what is wrong there."""

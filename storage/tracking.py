@@ -19,6 +19,7 @@ from storage.digests import digest_folder, digest_json
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow_client import one_line_errors, open_client
+from storage.mlflow_tables import require_experiment
 
 RUN_KEY_TAG = "kvp.run_key"
 POLICY_DIGEST_TAG = "kvp.policy_digest"
@@ -192,12 +193,12 @@ class Tracking:
         digest = digest_folder(folder)
         name = _NOT_IN_A_NAME.sub("-", name)
         with one_line_errors(f"cannot register the policy {name!r}"):
-            client = self._client
-            _ignore_existing(lambda: client.create_registered_model(name))
-            version = self._find_version(name, run_id, digest)
-            if version is None:
-                place = f"{_POLICY_PATH}-{digest[:16]}"  # of its own: another set of this run must not replace it
+            client, version = self._client, self._find_version(run_id, digest)
+            place = f"{_POLICY_PATH}-{digest[:16]}"  # of its own: another set of this run must not replace it
+            if version is None or not client.list_artifacts(run_id, place):
                 client.log_artifacts(run_id, str(folder), place)
+            if version is None:
+                _ignore_existing(lambda: client.create_registered_model(name))
                 version = client.create_model_version(
                     name,
                     source=f"{client.get_run(run_id).info.artifact_uri}/{place}",
@@ -206,6 +207,19 @@ class Tracking:
                     description=description,
                 ).version
         return str(version)
+
+    def has_policy(self, policy_set_id: str) -> bool:
+        """Return whether a policy set is a version of a model, with its files; people delete either.
+
+        Raises:
+            StorageError: if MLflow refuses.
+        """
+        with one_line_errors(f"cannot look {policy_set_id} up in the registry"):
+            found = self._tagged_versions(policy_set_id)
+            if not found:
+                return False
+            newest = _newest(found)
+            return bool(self._client.list_artifacts(newest.run_id, newest.source.rpartition("/")[2]))
 
     def describe_policy(self, policy_set_id: str, description: str) -> None:
         """Say on a policy set's page in the registry what became known of it after it was registered.
@@ -258,14 +272,18 @@ class Tracking:
 
     def _tagged_version(self, policy_set_id: str) -> Any:
         """The newest version of a policy set: one that came of several trainings has several."""
-        found = self._client.search_model_versions(f"tags.`{POLICY_SET_TAG}` = '{policy_set_id}'")
+        found = self._tagged_versions(policy_set_id)
         if not found:
-            raise StorageError(f"{policy_set_id} is no version in MLflow's registry: `kvp train` registers it again")
-        return max(found, key=lambda version: int(version.version))
+            raise StorageError(f"{policy_set_id} is no version in MLflow's registry: `kvp promote` registers it again")
+        return _newest(found)
 
-    def _find_version(self, name: str, run_id: str, digest: str) -> str | None:
+    def _tagged_versions(self, policy_set_id: str) -> list[Any]:
+        return list(self._client.search_model_versions(f"tags.`{POLICY_SET_TAG}` = '{policy_set_id}'"))
+
+    def _find_version(self, run_id: str, digest: str) -> str | None:
+        """The version of a policy set of a run, whatever its model is called by now."""
         for version in self._client.search_model_versions(f"run_id = '{run_id}'"):
-            if version.name == name and version.tags.get(POLICY_DIGEST_TAG) == digest:
+            if version.tags.get(POLICY_DIGEST_TAG) == digest:
                 return str(version.version)
         return None
 
@@ -303,6 +321,7 @@ class Tracking:
             self._client.log_batch(run_id, metrics=batch, synchronous=True)
 
     def _experiment(self, name: str) -> str:
+        require_experiment(self._home, name)
         known = self._client.get_experiment_by_name(name)
         if known is None:
             place = self._home.mlflow_artifacts / _NOT_IN_A_NAME.sub("-", name)
@@ -332,6 +351,10 @@ def _dataset_input(dataset: DatasetRef) -> Any:
         ),
         tags=[InputTag("mlflow.data.context", dataset.context)] if dataset.context else [],
     )
+
+
+def _newest(versions: Sequence[Any]) -> Any:
+    return max(versions, key=lambda version: int(version.version))
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from storage.tables import quote
 from storage.tracking import CHALLENGER, CHAMPION, Tracking
 from tasks.evaluate import read_scores
 from tasks.references import ModelRef, ShardRef, TrainedRef
+from tasks.registration import ensure_registered
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.wholeness import is_whole
 
@@ -142,10 +143,11 @@ def promote_by_hand(home: Home, policy_set_id: str, *, reason: str) -> Row:
 
     Raises:
         InputError: If no training here made it, or it is lost.
-        StorageError: If it is not registered in MLflow.
+        StorageError: If MLflow refuses.
     """
     model_digest = model_of_policy(home, policy_set_id)
     require_whole(home, policy_set_id)
+    ensure_registered(home, policy_set_id)
     with deciding(home, model_digest):
         before = present_champion(home, model_digest, beside=policy_set_id)
         if before != policy_set_id:
@@ -184,9 +186,11 @@ def follow_decisions(home: Home, history: PromotionHistory) -> bool:
     """Move MLflow's aliases to where the decisions put them; returns whether the champion's had to move.
 
     Raises:
-        StorageError: If a policy set is not registered in MLflow.
+        StorageError: If MLflow refuses, or a policy set is neither registered there nor whole in the home.
     """
     tracking = Tracking(home)
+    for policy_set_id in filter(None, dict.fromkeys((history.challenger, history.champion))):
+        ensure_registered(home, policy_set_id)
     if history.challenger:
         tracking.move_alias(CHALLENGER, history.challenger)
     return bool(history.champion) and tracking.move_alias(CHAMPION, history.champion)
@@ -208,7 +212,7 @@ def model_of_policy(home: Home, policy_set_id: str) -> str:
 
 
 def _record_by_hand(home: Home, model_digest: str, policy_set_id: str, *, kind: str, before: str, reason: str) -> None:
-    Tracking(home).policy_with_alias(CHAMPION, beside=policy_set_id)  # not registered: said before it is decided
+    ensure_registered(home, policy_set_id)  # where that cannot be, before it is decided
     stage = Stage(
         name="promote",
         module=__name__,

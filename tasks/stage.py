@@ -21,6 +21,7 @@ from storage.catalog import Artifact, Catalog, CompletedRun, RunRecorder
 from storage.digests import digest_json
 from storage.fingerprints import ProjectCode, stage_key
 from storage.home import Home, exclusive
+from storage.mlflow_tables import has_run
 from tasks.purpose import current_purpose
 from tasks.wholeness import find_damaged
 from tasks.worker import keep_to_flow
@@ -39,6 +40,7 @@ _CHANGES_NO_RESULT = frozenset(
         "tasks.progress",
         "tasks.purpose",
         "tasks.references",
+        "tasks.registration",
         "tasks.stage",
         "tasks.worker",
     }
@@ -149,7 +151,14 @@ def find_completed(home: Home, stage: Stage) -> CompletedRun | None:
     if current_purpose().repeats:
         return None
     run = Catalog(home).find_completed(stage.key)
-    return None if run is None or lost_results(home, run, rests_on=stage.rests_on) else run
+    if run is None or lost_results(home, run, rests_on=stage.rests_on) or has_lost_tracking(home, run):
+        return None
+    return run
+
+
+def has_lost_tracking(home: Home, run: CompletedRun) -> bool:
+    """Whether a run was logged to MLflow and is no longer there, not even among what was deleted in its pages."""
+    return bool(run.mlflow_run_id) and not has_run(home, run.mlflow_run_id)
 
 
 def lost_results(home: Home, run: CompletedRun, *, rests_on: str) -> list[Artifact]:

@@ -22,6 +22,7 @@ from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
 from tasks.progress import progress
 from tasks.references import ModelRef, SnapshotRef, TrainedRef
+from tasks.registration import register_policy_set
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches, snapshot_rows
 from tasks.trained import save_trained, trained_ref
@@ -156,19 +157,14 @@ def assemble_policy(
 
     outcome = run_stage(home, stage, body)
     policy = trained_ref(home, outcome.outputs["policy"])
-    _register(home, model, snapshot, policy, run_id=outcome.mlflow_run_id)
-    return policy, outcome
-
-
-def _register(home: Home, model: ModelRef, snapshot: SnapshotRef, policy: TrainedRef, *, run_id: str) -> None:
-    """Register what the catalog has; doing it again changes nothing."""
-    Tracking(home).register_policy(
-        name=f"kvpolicy-{model.name}-{model.digest[:8]}",  # models of one name share no policies
-        folder=policy.path,
-        run_id=run_id,
-        tags={"kvp.policy_set_id": policy.artifact_id, "kvp.trace_snapshot_id": snapshot.artifact_id},
-        description=f"Eviction policies of every KV head of {model.name}, trained on {snapshot.artifact_id}",
+    register_policy_set(
+        home,
+        policy.artifact_id,
+        model_id=model.artifact_id,
+        snapshot_id=snapshot.artifact_id,
+        run_id=outcome.mlflow_run_id,
     )
+    return policy, outcome
 
 
 def _plain(record: StepRecord) -> dict[str, Any]:
