@@ -18,20 +18,28 @@ def token_pieces(token_ids: Sequence[int], tokenizer: Any) -> list[str]:
         tokenizer: A tokenizer of transformers.
 
     Returns:
-        One text a token; together they are what the tokenizer makes of all of them.
+        One text a token; together they are what the tokenizer makes of all of them, white space at the ends included.
     """
+    # Slow tokenizers strip what they decode, so to those the tokens are given between letters, whose text is cut off.
+    letters = [] if tokenizer.is_fast else tokenizer("a", add_special_tokens=False)["input_ids"]
+    first = _decoded(letters, tokenizer)
+    last = _decoded([*letters, *letters], tokenizer).removeprefix(first)
+
+    def text_of(ids: Sequence[int]) -> str:
+        return _decoded([*letters, *ids, *letters], tokenizer).removeprefix(first).removesuffix(last)
+
     pieces: list[str] = []
     before, whole = 0, 0  # where the last text that was whole begins and ends
     for end in range(1, len(token_ids) + 1):
-        text = _text(token_ids[before:end], tokenizer)
+        text = text_of(token_ids[before:end])
         if text.endswith(_UNFINISHED) and end < len(token_ids):
             pieces.append("")
             continue
-        pieces.append(text[len(_text(token_ids[before:whole], tokenizer)) :])
+        pieces.append(text[len(text_of(token_ids[before:whole])) :])
         before, whole = whole, end
     return pieces
 
 
-def _text(token_ids: Sequence[int], tokenizer: Any) -> str:
+def _decoded(token_ids: Sequence[int], tokenizer: Any) -> str:
     text: str = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text

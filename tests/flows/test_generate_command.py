@@ -14,6 +14,7 @@ from kvpolicy import compressed_generate, load_model, load_policy
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.tracking import CHAMPION, POLICY_SET_TAG, Tracking
+from tests.drawn_policy import draw_policy
 
 BUDGET, NUM_NEW = 40, 6
 OPTIONS = ("--budget", str(BUDGET), "--max-new-tokens", str(NUM_NEW), "--dtype", "float32")
@@ -146,6 +147,18 @@ def test_without_json_the_answers_are_all_that_is_on_standard_output(generate, s
     assert told[1] == f"nothing was evicted: the prompt has {short.num_prompt_tokens} tokens, the budget is {BUDGET}"
     alone = generate(prompts=("--prompt-file", files[0]))
     assert alone.stdout == f"{long.text}\n"
+
+
+def test_a_prompt_without_a_chat_format_is_said_to_be_plain(generate, tiny_model_folder, tmp_path):
+    folder = shutil.copytree(tiny_model_folder("llama"), tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    draw_policy(load_model(str(folder), dtype="float32")).save(tmp_path / "policy")
+    options = ("--model", str(folder), "--policy", str(tmp_path / "policy"))
+    note = "the model has no chat template"
+    assert json.loads(generate(*options, "--json").stdout)["format_note"] == note
+    said = generate(*options)
+    assert said.code == 0, said.stderr
+    assert f"generate: {note}" in said.stderr
 
 
 def test_chunks_and_evictions_while_answering_reach_the_library(generate, small_run):

@@ -163,6 +163,11 @@ def test_generated_samples_fit_the_embedded_model(task: str, embedded_model_fold
     assert len(counts) <= 12
     assert len(encoded.answer_ids) <= sample.max_new_tokens
     assert encoded.answer_ids[-1] == tokenizer.eos_token_id
+    # What figures of the embedded model rest on: its parts are tokenised as they are, and nothing else is done.
+    form = prompt_format(tokenizer)
+    parts = (form.head + sample.context, sample.question + form.tail + sample.answer_prefix, sample.answer)
+    ids = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts]
+    assert [encoded.context_ids, encoded.question_ids, encoded.answer_ids[:-1]] == ids
     turns = [{"role": "user", "content": sample.context + sample.question}]
     rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(encoded.context_ids + encoded.question_ids) == rendered + sample.answer_prefix

@@ -136,14 +136,25 @@ def test_added_tokens_that_the_template_does_not_write_stay_what_texts_make_of_t
     assert call not in TextEncoder(tokenizer, f"calls are {PLAIN_ADDED}").encode(text, follows=True)
 
 
-def _normalizing(normalizer: Any) -> Any:
-    """A tokenizer that finds control tokens in texts after it has normalized them."""
+def test_white_space_that_a_control_token_takes_makes_no_text_of_it() -> None:
+    # Phi-3's control tokens take the white space behind them, here that of a text.
+    tokenizer = _normalizing(None, AddedToken("<|end|>", normalized=False, rstrip=True, lstrip=True))
+    end = tokenizer.eos_token_id
+    pieces = [Piece("user<|end|>", is_format=True), Piece("  the<|end|> "), Piece("<|end|>", is_format=True)]
+    ids = TextEncoder(tokenizer, "").encode(pieces, follows=False)
+    assert (ids.count(end), ids[4], ids[-1]) == (2, end, end)
+    assert decoded(tokenizer, ids) == "user<|end|>the<|end|><|end|>"
+
+
+def _normalizing(normalizer: Any, control: Any = None) -> Any:
+    """A byte tokenizer that finds a control token in texts after it has normalized them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    backend.normalizer = normalizer
+    if normalizer is not None:
+        backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<|end|>", normalized=True)])
+    backend.add_special_tokens([control or AddedToken("<|end|>", normalized=True)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
 
 

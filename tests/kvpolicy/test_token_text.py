@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from kvpolicy.token_text import token_pieces
+from tests.kvpolicy.tiny_tokenizers import KINDS, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,16 @@ def test_pieces_add_up_to_the_text(embedded_tokenizer, text):
     pieces = token_pieces(ids, embedded_tokenizer)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == embedded_tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("text", ["the lamp\n yes\n\nno ", "\n the  red\n", "the end"])
+def test_pieces_of_every_kind_of_tokenizer_keep_white_space(kind, text):
+    tokenizer = tiny_tokenizer(kind)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = token_pieces(ids, tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) in (text, f" {text}")  # with the blank that some tokenizers write before every text
 
 
 def test_a_letter_of_several_tokens_belongs_to_the_last(tiny_model):
