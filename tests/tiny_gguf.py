@@ -1,6 +1,8 @@
 """A GGUF file of a random Llama of one layer with a byte tokenizer, as llama.cpp would store it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +17,7 @@ CHAT_TEMPLATE = (
 def write_tiny_gguf(path: Path, *, positions: int = 256, seed: int = 0) -> Path:
     """Write the file; another seed gives other weights."""
     import gguf
-    from tokenizers import pre_tokenizers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = [*letters, "ab", *SPECIAL_TOKENS]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(positions)
@@ -30,15 +29,8 @@ def write_tiny_gguf(path: Path, *, positions: int = 256, seed: int = 0) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(DIM // HEADS)
+    vocabulary = add_byte_tokenizer(writer)
     writer.add_vocab_size(len(vocabulary))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([1] * (len(vocabulary) - 2) + [3, 3])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(len(vocabulary) - 2)
-    writer.add_eos_token_id(len(vocabulary) - 1)
-    writer.add_chat_template(CHAT_TEMPLATE)
     random = np.random.default_rng(seed)
 
     def add(name: str, *shape: int) -> None:
@@ -64,3 +56,30 @@ def write_tiny_gguf(path: Path, *, positions: int = 256, seed: int = 0) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_byte_tokenizer(writer: Any, changes: Mapping[str, Any] | None = None) -> list[str]:
+    """Add a tokenizer of bytes, one merge and two special tokens, with some fields changed; None leaves a field out."""
+    from tokenizers import pre_tokenizers
+
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", *SPECIAL_TOKENS]
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": [1] * (len(vocabulary) - 2) + [3, 3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": len(vocabulary) - 2,
+        "tokenizer.ggml.eos_token_id": len(vocabulary) - 1,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+    for name, value in (fields | dict(changes or {})).items():
+        if value is not None:
+            add_field(writer, name, value)
+    return vocabulary
+
+
+def add_field(writer: Any, name: str, value: Any) -> None:
+    """Add a field of the header in the type of its value."""
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    (writer.add_array if isinstance(value, list) else kinds[type(value)])(name, value)

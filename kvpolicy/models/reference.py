@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError, first_line
-from kvpolicy.models.convert import convert_gguf
+from kvpolicy.models.convert import convert_gguf, converted_place
 from kvpolicy.models.embedded import NAME, WHEEL, embedded_model_folder, embedded_model_place
 from kvpolicy.models.folder_check import require_loadable_folder
 from kvpolicy.models.model_folder import CONTENT_PATTERNS, check_recorded_digests, content_files
@@ -119,7 +119,7 @@ def _gguf_place(path: Path, cache: Path) -> Path:
     """Folder of a converted GGUF file, whether it is there or not."""
     if not path.is_file():
         raise InputError(f"GGUF file {path} does not exist: check the path given to --model")
-    return cache / "models" / f"{path.stem}-{digest_file(path)[:12]}"
+    return converted_place(path.stem, digest_file(path), cache)
 
 
 def _from_hub(source: str, cache: Path, *, only_local: bool = False) -> ModelReference:
