@@ -11,7 +11,6 @@ from flows.request import Request
 from flows.stages import run_trainings
 from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from kvpolicy.models.reference import EMBEDDED
-from kvpolicy.objectives.registry import ObjectiveName
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.tables import quote
@@ -49,7 +48,7 @@ def ablate(
         return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
 
 
-def _outcome(home: Home, objective: ObjectiveName, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:
+def _outcome(home: Home, objective: str, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:
     catalog, of_run = Catalog(home), f"run_id = {quote(stage.run_id)}"
     heads = sorted(catalog.rows("heads", of_run, ["head", "heldout_cost"]), key=lambda row: row["head"])
     seconds = catalog.rows("metrics", f"{of_run} AND name = 'seconds'", ["value"])

@@ -20,8 +20,9 @@ from flows.process import prepare_process
 from flows.recorded import Original, Recorded, find_original
 from flows.stages import run_collection, run_evaluation, run_trainings
 from kvpolicy.errors import InputError
-from kvpolicy.methods.registry import method_modules
-from kvpolicy.objectives.registry import objective_module
+from kvpolicy.methods.registry import METHODS
+from kvpolicy.objectives.registry import OBJECTIVES
+from kvpolicy.registry import Choice
 from storage.catalog import Catalog
 from storage.differences import Difference, compare_runs, recorded_modules
 from storage.home import Home
@@ -104,18 +105,18 @@ def rerun(run: str, home: str) -> Repetition:
 
 def _tell_other_code(home: Home, original: Original) -> None:
     before = recorded_modules(Catalog(home), original.known)
-    now = loaded_code(_STAGES[original.row["stage"]][0], *_choices(original))
+    now = loaded_code(_STAGES[original.row["stage"]][0], _choices(original))
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
         LOGGER.info("the code is not what %s ran: %s", original.known.run_id, ", ".join(changed))
 
 
-def _choices(original: Original) -> tuple[str, ...]:
-    """Modules of the methods or of the objective that the request chose."""
+def _choices(original: Original) -> tuple[Choice, ...]:
+    """The methods or the objective that the request chose."""
     stage, config = original.row["stage"], original.request.config
     if stage in ("evaluate", "evaluate-shard", "analyse-shard"):
-        return method_modules(config.evaluate.contenders)
-    return (objective_module(config.train.objective),) if stage in ("train", "train-heads") else ()
+        return METHODS.choices(config.evaluate.contenders)
+    return OBJECTIVES.choices([config.train.objective]) if stage in ("train", "train-heads") else ()
 
 
 def _compare(home: Home, original: Original, flow_run_id: str) -> Repetition:

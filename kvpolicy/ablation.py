@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvpolicy.errors import InputError
-from kvpolicy.objectives.registry import OBJECTIVES, ObjectiveName
+from kvpolicy.objectives.registry import OBJECTIVES
 from kvpolicy.statistics import Interval, average_units, resample_means
 
 
@@ -26,7 +26,7 @@ class AblateConfig:
         num_seeds: Trainings of each.
     """
 
-    objectives: tuple[str, ...] = OBJECTIVES
+    objectives: tuple[str, ...] = OBJECTIVES.own_names
     reference: str = "exact"
     num_seeds: int = 3
 
@@ -42,7 +42,7 @@ class AblateConfig:
             raise InputError(f"ablate: num_seeds is {self.num_seeds}, expected at least 1")
 
     @property
-    def compared(self) -> tuple[ObjectiveName, ...]:
+    def compared(self) -> tuple[str, ...]:
         """All objectives that take part, the reference first."""
         return check_objectives(list(dict.fromkeys([self.reference, *self.objectives])))
 
@@ -58,7 +58,7 @@ class ObjectiveOutcome:
         train_s: Seconds of its steps, without held-out measurements.
     """
 
-    objective: ObjectiveName
+    objective: str
     seed: int
     heldout_cost: tuple[float, ...]
     train_s: float
@@ -77,7 +77,7 @@ class ObjectiveRow:
         train_s: Mean seconds of a training.
     """
 
-    objective: ObjectiveName
+    objective: str
     cost: Interval
     difference: Interval
     heads_better: float
@@ -85,28 +85,27 @@ class ObjectiveRow:
     train_s: float
 
 
-def check_objectives(names: Sequence[str]) -> tuple[ObjectiveName, ...]:
+def check_objectives(names: Sequence[str]) -> tuple[str, ...]:
     """The objectives of these names, in their order.
 
     Raises:
         InputError: If there are none, one is unknown or named twice.
     """
     if not names:
-        raise InputError(f"objectives: none are named, expected some of {', '.join(OBJECTIVES)}")
-    known = {str(name): name for name in OBJECTIVES}
-    unknown = [name for name in names if name not in known]
+        raise InputError(f"objectives: none are named, expected some of {', '.join(OBJECTIVES.names)}")
+    unknown = [name for name in names if name not in OBJECTIVES.names]
     if unknown:
-        raise InputError(f"objectives: {', '.join(unknown)} unknown, expected some of {', '.join(OBJECTIVES)}")
+        raise InputError(f"objectives: {', '.join(unknown)} unknown, expected some of {', '.join(OBJECTIVES.names)}")
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise InputError(f"objectives: {twice} is named twice, expected each once")
-    return tuple(known[name] for name in names)
+    return tuple(names)
 
 
 def compare_objectives(
     outcomes: Sequence[ObjectiveOutcome],
     *,
-    reference: ObjectiveName = "exact",
+    reference: str = "exact",
     seed: int,
     num_resamples: int = 2000,
     confidence: float = 0.95,

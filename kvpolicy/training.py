@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvpolicy.errors import InputError
 from kvpolicy.objectives.cost import mask_scores, normalised_cost
-from kvpolicy.objectives.registry import MIN_RANKINGS, OBJECTIVES, Objective, ObjectiveName, make_objective
+from kvpolicy.objectives.registry import MIN_RANKINGS, OBJECTIVES, Objective, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
 
@@ -49,7 +49,7 @@ class TrainConfig:
     """
 
     agent: AgentConfig = field(default_factory=AgentConfig)
-    objective: ObjectiveName = "exact"
+    objective: str = "exact"
     num_rankings: int = 8
     num_steps: int = 100
     batch_sequences: int = 2
@@ -89,8 +89,8 @@ class TrainConfig:
         ]
         if self.heads_per_group is not None and self.heads_per_group < 1:
             problems.append(f"heads_per_group is {self.heads_per_group}, expected at least 1")
-        if self.objective not in OBJECTIVES:
-            problems.append(f"objective is {self.objective!r}, expected one of {', '.join(OBJECTIVES)}")
+        if self.objective not in OBJECTIVES.names:
+            problems.append(f"objective is {self.objective!r}, expected one of {', '.join(OBJECTIVES.names)}")
         if not 0 <= self.ema_decay < 1:
             problems.append(f"ema_decay is {self.ema_decay}, expected at least 0 and less than 1")
         if problems:

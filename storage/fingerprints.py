@@ -137,6 +137,7 @@ def _is_bare_text(node: Any) -> bool:
 
 
 def _package_roots(packages: set[str]) -> dict[str, Path]:
+    """Folder of each package; of a top-level module that is a single file, that file."""
     roots = {}
     for package in packages:
         try:
@@ -145,6 +146,8 @@ def _package_roots(packages: set[str]) -> dict[str, Path]:
             spec = None
         if spec is not None and spec.submodule_search_locations:
             roots[package] = Path(next(iter(spec.submodule_search_locations)))
+        elif spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            roots[package] = Path(spec.origin)
     return roots
 
 
@@ -152,6 +155,8 @@ def _source_of(name: str, roots: Mapping[str, Path]) -> Path | None:
     top, *parts = name.split(".")
     if top not in roots:
         return None
+    if roots[top].suffix == ".py":
+        return None if parts else roots[top]
     place = roots[top].joinpath(*parts)
     candidates = (place / "__init__.py", place.with_suffix(".py")) if parts else (place / "__init__.py",)
     return next((path for path in candidates if path.is_file()), None)

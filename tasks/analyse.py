@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.evaluation import EvaluateConfig, analyse_example
-from kvpolicy.methods.registry import method_modules
+from kvpolicy.methods.registry import METHODS
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
@@ -50,7 +50,7 @@ def analyse_shard(
             "first": first,
             "stop": stop,
         },
-        choices=method_modules(config.contenders),
+        choices=METHODS.choices(config.contenders),
         seed=seed,
     )
 

@@ -14,7 +14,7 @@ import torch
 from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, RankedContext, Score, evaluate_example
-from kvpolicy.methods.registry import make_method, method_modules, method_type
+from kvpolicy.methods.registry import METHODS, make_method, method_type
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
 from kvpolicy.seeds import derive_seed
@@ -61,7 +61,7 @@ def evaluate_shard(
             "first": first,
             "stop": stop,
         },
-        choices=method_modules(config.contenders),
+        choices=METHODS.choices(config.contenders),
         seed=seed,
     )
 

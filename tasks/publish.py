@@ -11,7 +11,7 @@ import numpy as np
 from kvpolicy.comparisons import Comparison, beats_all, compare_methods
 from kvpolicy.curves import budget_curves
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.methods.registry import method_modules
+from kvpolicy.methods.registry import METHODS
 from kvpolicy.metrics import METRICS
 from kvpolicy.statistics import Interval, bootstrap_mean
 from storage.catalog import Artifact, RunRecorder
@@ -36,7 +36,7 @@ def evaluation_stage(
         module=__name__,
         inputs=judged_inputs(model, prompts, trained),
         parameters={"evaluate": told, "dtype": model.dtype},
-        choices=method_modules(config.contenders),
+        choices=METHODS.choices(config.contenders),
         seed=seed,
     )
 

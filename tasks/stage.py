@@ -9,7 +9,7 @@ in any case, and what it makes is never found again.
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
+from kvpolicy.registry import Choice, installed_extensions
 from storage.catalog import Artifact, Catalog, CompletedRun, RunRecorder
 from storage.digests import digest_json
 from storage.fingerprints import ProjectCode, stage_key
@@ -27,7 +28,7 @@ from tasks.wholeness import find_damaged
 from tasks.worker import keep_to_flow
 
 # Modules of a stage that decide how it is run, shown and remembered, but not what comes out; and the registries, which
-# list every choice: a stage names the modules of those that its request makes (`Stage.choices`).
+# list every choice: a stage names those that its request makes (`Stage.choices`).
 _CHANGES_NO_RESULT = frozenset(
     {
         "kvpolicy.methods.registry",
@@ -35,6 +36,7 @@ _CHANGES_NO_RESULT = frozenset(
         "kvpolicy.models.embedded",
         "kvpolicy.models.reference",
         "kvpolicy.objectives.registry",
+        "kvpolicy.registry",
         "tasks.memory",
         "tasks.model",
         "tasks.progress",
@@ -51,7 +53,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def code_of(module: str) -> str:
     """Fingerprint of the code that the tasks of a module run, whatever is chosen, as this process has loaded it."""
-    return digest_json(_project_code().module_digests(module))
+    extensions = [entry for kind in ("method", "objective") for entry in installed_extensions(kind)]
+    packages = sorted({(entry.value, entry.dist.version if entry.dist else "") for entry in extensions})
+    return digest_json([_project_code().module_digests(module), packages])
 
 
 def stage_task(name: str) -> Callable[[F], F]:
@@ -88,9 +92,11 @@ def _project_code() -> ProjectCode:
 
 
 @functools.cache
-def loaded_code(*modules: str) -> Mapping[str, str]:
-    """The code that changes the results of a stage's module and its choices: module to digest of its meaning."""
-    return _project_code().module_digests(*modules, without=_CHANGES_NO_RESULT)
+def loaded_code(module: str, choices: tuple[Choice, ...] = ()) -> Mapping[str, str]:
+    """The code that changes the results of a stage: module to digest of its meaning, and package to its version."""
+    modules = dict.fromkeys((module, *(choice.module for choice in choices)))
+    packages = {f"{choice.package} (package)": choice.version for choice in choices if choice.package}
+    return {**_project_code().module_digests(*modules, without=_CHANGES_NO_RESULT), **packages}
 
 
 def note_loaded_code() -> None:
@@ -108,7 +114,7 @@ class Stage:
     Attributes:
         name: Of the stage.
         module: Module whose code, with all that it imports from the science, is the stage's code.
-        choices: Modules of what the request chooses from registries, such as an objective: the stage runs them as well.
+        choices: What the request chooses from registries, such as an objective: the stage runs it as well.
         inputs: Name to artifact id.
         parameters: Everything else, as plain values.
         seed: Of the stage, if it draws.
@@ -121,15 +127,15 @@ class Stage:
     module: str
     inputs: Mapping[str, str]
     parameters: Mapping[str, Any]
-    choices: Sequence[str] = ()
+    choices: tuple[Choice, ...] = ()
     seed: int | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     rests_on: str = ""
 
     @property
     def modules(self) -> Mapping[str, str]:
-        """The code that the stage runs: module to digest of its meaning."""
-        return loaded_code(self.module, *self.choices)
+        """The code that the stage runs (`loaded_code`)."""
+        return loaded_code(self.module, self.choices)
 
     @property
     def code(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvpolicy.analysis.heads import HeadShapes
-from kvpolicy.objectives.registry import objective_module
+from kvpolicy.objectives.registry import OBJECTIVES
 from kvpolicy.policies.agent import BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy
 from kvpolicy.training import StepRecord, TrainConfig, train_agents
@@ -37,7 +37,7 @@ def training_stage(model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, 
         module=__name__,
         inputs={"model": model.artifact_id, "snapshot": snapshot.artifact_id},
         parameters={"train": dataclasses.asdict(config)},
-        choices=(objective_module(config.objective),),
+        choices=OBJECTIVES.choices([config.objective]),
         seed=seed,
     )
 
@@ -61,7 +61,7 @@ def train_heads(
         module=__name__,
         inputs={"model": model.artifact_id, "snapshot": snapshot.artifact_id},
         parameters={"train": dataclasses.asdict(config), "heads": list(heads)},
-        choices=(objective_module(config.objective),),
+        choices=OBJECTIVES.choices([config.objective]),
         seed=seed,
     )
 

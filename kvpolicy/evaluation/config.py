@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.registry import method_names, method_type
+from kvpolicy.methods.registry import DEFAULT_METHODS, method_names, method_type
 from kvpolicy.protocol import SETTINGS, check_setting
 from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 
@@ -48,7 +48,7 @@ class EvaluateConfig:
 
     tasks: tuple[str, ...] | None = None
     length_tokens: int | None = None
-    methods: tuple[str, ...] = tuple(name for name in method_names() if method_type(name).trained != "soft_tokens")
+    methods: tuple[str, ...] = DEFAULT_METHODS
     budgets: tuple[int, ...] = (64, 96, 128, 192, 256, 384, 512)
     settings: tuple[str, ...] = SETTINGS
     chunk_tokens: int | None = None

@@ -1,10 +1,10 @@
-"""All eviction methods by name.
+"""All eviction methods by name: our own, and those of the entry points `kvpolicy.methods` of installed packages.
 
 A new method is one file and one line here; the tests then run on it as on all others.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from typing import Any
 
 from kvpolicy.errors import InputError
 from kvpolicy.methods.adakv import AdaKV
@@ -24,53 +24,57 @@ from kvpolicy.methods.random import Random
 from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.methods.tova import TOVA
+from kvpolicy.registry import Registry
 
-_METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        LearnedPolicy,
-        LearnedHeads,
-        JudgeQ,
-        Random,
-        StreamingLLM,
-        KNorm,
-        KeyDiff,
-        LagKV,
-        ExpectedAttention,
-        SnapKV,
-        PyramidKV,
-        AdaKV,
-        TOVA,
-        H2O,
-        Full,
-        Oracle,
-    )
-}
+_OWN = (
+    LearnedPolicy,
+    LearnedHeads,
+    JudgeQ,
+    Random,
+    StreamingLLM,
+    KNorm,
+    KeyDiff,
+    LagKV,
+    ExpectedAttention,
+    SnapKV,
+    PyramidKV,
+    AdaKV,
+    TOVA,
+    H2O,
+)
+_BOUNDS = (Full, Oracle)
+DEFAULT_METHODS = tuple(method.name for method in (*_OWN, *_BOUNDS) if method.trained != "soft_tokens")
+"""Methods that take part where a request names none: our own that need no training beside that of policies."""
+
+
+def _problem(name: str, method: Any) -> str:
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        return "it is not a subclass of kvpolicy.methods.base.Method"
+    needed = ("name", "description", "reference")
+    missing = [field for field in needed if not isinstance(getattr(method, field, None), str)]
+    if missing:
+        return f"its class has no {' and no '.join(missing)}"
+    return "" if method.name == name else f"its class is named {method.name!r}"
+
+
+METHODS: Registry[type[Method]] = Registry(
+    "method", {method.name: method for method in (*_OWN, *_BOUNDS)}, check=_problem
+)
 
 
 def method_names() -> tuple[str, ...]:
-    """Names of all methods, in the order in which tables show them."""
-    return tuple(_METHODS)
+    """Names of all methods, in the order in which tables show them: the bounds last."""
+    bounds = tuple(method.name for method in _BOUNDS)
+    return (*(name for name in METHODS.names if name not in bounds), *bounds)
 
 
 def method_type(name: str) -> type[Method]:
     """The class behind a name, with its `description`, `reference`, `evicts` and `needs_importance`.
 
     Raises:
-        InputError: If there is no such method.
+        InputError: If there is no such method, or the package that offers it is broken.
     """
-    if name not in _METHODS:
-        raise InputError(f"method: {name!r} is unknown, expected one of {', '.join(_METHODS)}")
-    return _METHODS[name]
-
-
-def method_modules(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of the modules whose code some methods are, each once.
-
-    Raises:
-        InputError: If there is no such method.
-    """
-    return tuple(dict.fromkeys(method_type(name).__module__ for name in names))
+    return METHODS[name]
 
 
 def make_method(name: str, **parameters: object) -> Method:

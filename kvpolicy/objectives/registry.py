@@ -5,9 +5,9 @@ nothing about another's: they are compared by the held-out eviction cost of the 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,41 +18,40 @@ from kvpolicy.objectives.pairwise import pairwise_loss
 from kvpolicy.objectives.regression import log_mse_loss, mse_loss
 from kvpolicy.objectives.rloo import MIN_RANKINGS, rloo_loss
 from kvpolicy.objectives.soft_rank import soft_rank_loss
+from kvpolicy.registry import Registry
 
-__all__ = ["MIN_RANKINGS", "OBJECTIVES", "Objective", "ObjectiveName", "make_objective", "objective_module"]
-
-ObjectiveName = Literal["exact", "rloo", "mse", "log_mse", "pairwise", "listwise", "soft_rank"]
-OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
-
+__all__ = ["MIN_RANKINGS", "OBJECTIVES", "Objective", "make_objective"]
 
 Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """From scores, importance (0 for padding) and mask, all (head, sequence, token), to the loss of each sequence."""
 
-_LOSSES: Mapping[ObjectiveName, Callable[..., Tensor]] = {
-    "exact": exact_loss,
-    "rloo": rloo_loss,
-    "mse": mse_loss,
-    "log_mse": log_mse_loss,
-    "pairwise": pairwise_loss,
-    "listwise": listwise_loss,
-    "soft_rank": soft_rank_loss,
-}
+OBJECTIVES: Registry[Callable[..., Tensor]] = Registry(
+    "objective",
+    {
+        "exact": exact_loss,
+        "rloo": rloo_loss,
+        "mse": mse_loss,
+        "log_mse": log_mse_loss,
+        "pairwise": pairwise_loss,
+        "listwise": listwise_loss,
+        "soft_rank": soft_rank_loss,
+    },
+    check=lambda name, loss: "" if callable(loss) else "it is not a function",
+)
 
 
-def make_objective(name: ObjectiveName, *, num_rankings: int, generator: torch.Generator) -> Objective:
+def make_objective(name: str, *, num_rankings: int, generator: torch.Generator) -> Objective:
     """The objective of that name.
 
     Args:
-        name: One of `OBJECTIVES`.
+        name: One of `OBJECTIVES.names`.
         num_rankings: Rankings that `rloo` draws for each sequence.
         generator: Source of what `rloo` and `pairwise` draw.
+
+    Raises:
+        InputError: If there is none of that name.
     """
-    loss = _LOSSES[name]
+    loss = OBJECTIVES[name]
     offered: dict[str, Any] = {"num_rankings": num_rankings, "generator": generator}
     taken = offered.keys() & inspect.signature(loss).parameters.keys()
     return partial(loss, **{parameter: offered[parameter] for parameter in taken})
-
-
-def objective_module(name: ObjectiveName) -> str:
-    """Name of the module whose code an objective is."""
-    return _LOSSES[name].__module__

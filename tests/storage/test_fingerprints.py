@@ -159,6 +159,11 @@ def test_imports_by_name_reach_the_whole_package(project: Path) -> None:
     assert "shop.loud" not in before
 
 
+def test_a_single_file_is_a_package_of_its_own(project: Path) -> None:
+    (project / "kiosk.py").write_text("from shop.money import coin\n")
+    assert set(digests("kiosk")) == {"kiosk", "shop", "shop.money", "shop.money.coin"}
+
+
 def test_nothing_is_imported(project: Path) -> None:
     assert set(digests("shop.loud")) == {"shop", "shop.loud"}
 
