@@ -110,7 +110,7 @@ def read_gguf(path: Path) -> GgufFile:
     """
     with path.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
-            raise InputError(f"GGUF file {path} cannot be converted: it does not begin as one; check that it is complete")
+            raise InputError(f"GGUF file {path} cannot be converted: it does not begin as one; check the copy")
     try:
         reader = _read(path)
     except EOFError as error:
