@@ -16,6 +16,8 @@ from kvpolicy.models.language_model import load_language_model
 from kvpolicy.models.reference import resolve_model
 from tests.gguf_of_model import write_model_gguf
 
+pytestmark = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="this transformers reads no GGUF files")
+
 VOCABULARY, HEAD_DIM, POSITIONS, THETA = 259, 16, 256, 500.0
 RMS, ROTATED = "attention.layer_norm_rms_epsilon", "rope.dimension_count"
 SHAPE = {

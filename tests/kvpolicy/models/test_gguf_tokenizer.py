@@ -9,6 +9,8 @@ from kvpolicy.models.language_model import load_language_model
 from tests.gguf_of_model import write_model_gguf
 from tests.tiny_gguf import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="this transformers reads no GGUF files")
+
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPACE, LINE = "Ġ", "Ċ"
 
