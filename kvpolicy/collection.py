@@ -81,8 +81,8 @@ def collect_trace(model: LanguageModel, example: EncodedSample, setting: str, *,
     received = importance(whole, num_context=cut.num_context, num_future=cut.num_future)
     if not bool(received.isfinite().all()):
         layer = int((~received.isfinite().all(dim=1)).nonzero()[0]) // model.spec.num_kv_heads
-        error = not_finite_error(f"attention in layer {layer}", model.dtype)
-        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
+        wrong = not_finite_error(f"attention in layer {layer}", model.dtype)
+        raise InputError(f"sample {example.sample.sample_id}: {wrong}") from wrong
     keys, values = whole.keys[:, : cut.num_context], whole.values[:, : cut.num_context]
     if stored_dtype != "model":
         keys, values = (_narrowed(part, getattr(torch, stored_dtype), example) for part in (keys, values))
