@@ -92,7 +92,8 @@ def measure_fidelity(model: "LanguageModel") -> Fidelity:
     Raises:
         InputError: If the model cannot be run, its layers do not call attention once each, or something is not finite.
     """
-    num_tokens = min(_NUM_TOKENS, model.most_tokens)
+    limits = (model.spec.max_positions, model.window, model.change_tokens)
+    num_tokens = min(_NUM_TOKENS, *(limit for limit in limits if limit))
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, model.embedding_table.shape[0], (num_tokens,), generator=generator)
     bounds = _bounds(num_tokens)

@@ -140,11 +140,26 @@ def compressed_generate(
         most = max(num_tokens + max_new_tokens, NUM_SINK_TOKENS + NUM_RECENT_TOKENS)
         return StreamedRow(method=method, budget=most if budget is None else min(budget, most))
 
-    read = [_read(model, row(len(ids)), ids, chunk_tokens or len(ids)) for ids in prompts]
     # Room is made for a whole interval: no more of it than there are tokens.
     interval = min(evict_every_tokens or max_new_tokens, max_new_tokens)
-    answers = _answer(model, read, interval_tokens=interval, max_new_tokens=max_new_tokens)
-    return answers[0] if isinstance(prompt, str) else answers
+    answers: dict[int, Generation] = {}
+    for numbers in _of_like_length(model, prompts):
+        own = model.for_sequence(max(len(prompts[number]) for number in numbers) + max_new_tokens)
+        read = [
+            _read(own, row(len(ids)), ids, chunk_tokens or len(ids)) for ids in (prompts[number] for number in numbers)
+        ]
+        answers |= zip(
+            numbers, _answer(own, read, interval_tokens=interval, max_new_tokens=max_new_tokens), strict=True
+        )
+    return answers[0] if isinstance(prompt, str) else [answers[number] for number in range(len(prompts))]
+
+
+def _of_like_length(model: LanguageModel, prompts: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:
+    """Numbers of the prompts that are answered together: a batch has the rotary frequencies of one length."""
+    change = model.change_tokens or 0
+    short = [number for number, token_ids in enumerate(prompts) if len(token_ids) <= change]
+    long = [number for number, token_ids in enumerate(prompts) if len(token_ids) > change]
+    return [side for side in (short, long) if side]
 
 
 def _read(
@@ -260,10 +275,11 @@ def _encode(model: LanguageModel, prompts: Sequence[str], max_new_tokens: int) -
         if (lone := re.search("[\ud800-\udfff]", prompt)) is not None:  # half of a pair, as of bytes that are no text
             raise InputError(f"{which} is no text: its character {lone.start()} is {lone[0]!r}, half of a pair")
         token_ids = torch.tensor(encode_message(prompt, model.tokenizer))
-        if len(token_ids) + max_new_tokens > model.spec.max_positions:
+        obstacle = model.length_obstacle(len(token_ids), len(token_ids) + max_new_tokens)
+        if obstacle is not None:
             raise InputError(
-                f"{which} has {len(token_ids)} tokens and the answer may have {max_new_tokens}, but the model has "
-                f"{model.spec.max_positions} positions: shorten the prompt or ask for fewer"
+                f"{which} has {len(token_ids)} tokens and the answer may have {max_new_tokens}, but {obstacle}: "
+                "shorten the prompt or ask for fewer"
             )
         encoded.append(token_ids)
     return encoded

@@ -78,9 +78,8 @@ class StreamedCaches:
         self.num_evictions = 0
         self._num_seen = torch.zeros(len(rows), dtype=torch.long)
         needs_rotary = any(row.method.needs_rotary for row in rows)
-        # Where frequencies depend on the length (dynamic, LongRoPE), those of the longest stream stand for all.
         spec = model.spec
-        self._rotary = read_rotary(model, spec.max_positions) if needs_rotary else None
+        self._rotary = read_rotary(model, model.rotary_tokens) if needs_rotary else None
         nothing = torch.zeros(spec.num_heads, 0, spec.head_dim, dtype=model.dtype, device=model.device)
         self._cache = CompactedCache(
             nothing,

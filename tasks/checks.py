@@ -30,30 +30,38 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Pipeli
     *learned, judged = prompts
     for part in learned:
         for sample in read_encoded(part, model):
-            _check_positions(model, sample, config, (config.collect.setting,), most_answer_tokens=0)
+            _check_positions(model, sample, config, (config.collect.setting,), is_judged=False)
     evaluate = config.evaluate
     for sample in read_encoded(judged, model):
-        allowed = min(sample.sample.max_new_tokens, evaluate.max_answer_tokens or sample.sample.max_new_tokens)
-        generated = allowed if evaluate.num_generated else 0
-        _check_positions(model, sample, config, evaluate.settings, most_answer_tokens=generated)
+        _check_positions(model, sample, config, evaluate.settings, is_judged=True)
         for setting in evaluate.settings:
             evaluate.check_context(cut_sample(sample, setting).num_context, sample.sample.sample_id)
 
 
 def _check_positions(
-    model: ModelRef, sample: EncodedSample, config: PipelineConfig, settings: Sequence[str], *, most_answer_tokens: int
+    model: ModelRef, sample: EncodedSample, config: PipelineConfig, settings: Sequence[str], *, is_judged: bool
 ) -> None:
-    """Check that the model, and the agents if there will be any, know every position that a sample takes."""
+    """Check that the model computes a sample as it should, and that the agents, if any, know all of its positions."""
+    evaluate = config.evaluate
+    has_soft_tokens = evaluate.needs("soft_tokens")
     longest = max(cut_sample(sample, setting).num_context for setting in settings)
     prompt = len(sample.context_ids) + len(sample.question_ids)
-    follows = max(len(sample.answer_ids), *map(len, sample.option_ids), most_answer_tokens)
-    probed = longest + config.soft_tokens.num_tokens if config.evaluate.needs("soft_tokens") else 0
-    needed, most = max(prompt + follows, probed), load_model(model).spec.max_positions
-    if needed > most:
-        counted = "tokens" if needed > probed else f"with {config.soft_tokens.num_tokens} soft tokens"
+    most = sample.sample.max_new_tokens
+    generated = 0
+    if is_judged and evaluate.num_generated:
+        generated = min(most, evaluate.max_answer_tokens or most)
+    elif has_soft_tokens and config.soft_tokens.response != "reference":
+        generated = min(most, config.soft_tokens.max_response_tokens)
+    follows = max(len(sample.answer_ids), *map(len, sample.option_ids), generated)
+    probed = longest + config.soft_tokens.num_tokens if has_soft_tokens else 0
+    needed = max(prompt + follows, probed)
+    # A sample of traces is one pass, of whatever length; all else goes on from a prompt's cache.
+    from_prompt = prompt if is_judged or has_soft_tokens else needed
+    if (obstacle := load_model(model).length_obstacle(from_prompt, needed)) is not None:
+        counted = f"with {config.soft_tokens.num_tokens} soft tokens" if needed == probed else "with its answer"
         raise InputError(
-            f"model {model.name} has {most} positions and sample {sample.sample.sample_id} {needed} {counted}: "
-            "use a model with a longer context, or a preset with shorter prompts"
+            f"sample {sample.sample.sample_id} takes {needed} tokens {counted}, but {obstacle} ({model.name}): use "
+            "prompts of another length (length_tokens, or another preset), or a model that can"
         )
-    if config.evaluate.needs("policy_set"):
+    if evaluate.needs("policy_set"):
         config.train.agent.check_position(longest - 1)

@@ -98,6 +98,7 @@ def prefill(
             computes is not finite.
     """
     num_tokens = token_ids.shape[0]
+    model = model if model.sequence_tokens else model.for_sequence(num_tokens)
     recording = _Recording(model, num_tokens, min(num_queries, num_tokens))
     with attention_session(recording):
         logits = model.logits(token_ids[None], torch.arange(num_tokens)[None], num_logits)

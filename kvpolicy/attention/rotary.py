@@ -88,12 +88,17 @@ def read_rotary(model: "LanguageModel", num_tokens: int) -> Rotary:
         InputError: If the model has no rotary embedding where transformers' decoders keep theirs, or one of another
             layout, or layers without.
     """
-    rotary = _frequencies(model, num_tokens)
-    _require_queries_turn_back(model, _frequencies(model, _PROBE_TOKENS))
+    rotary = rotary_at_length(model, num_tokens)
+    _require_queries_turn_back(model.for_sequence(_PROBE_TOKENS), rotary_at_length(model, _PROBE_TOKENS))
     return rotary
 
 
-def _frequencies(model: "LanguageModel", num_tokens: int) -> Rotary:
+def rotary_at_length(model: "LanguageModel", num_tokens: int) -> Rotary:
+    """Read a model's rotary embedding as `read_rotary` does, without the proof.
+
+    Raises:
+        InputError: If it is not where transformers' decoders keep theirs.
+    """
     decoder = model.decoder
     if not hasattr(decoder, "rotary_emb"):
         raise InputError(

@@ -52,6 +52,8 @@ def analyse_example(
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
     """
     cuts = [cut_sample(example, setting) for setting in settings]
+    num_prompt = len(example.context_ids) + len(example.question_ids)
+    model = model.for_answer(num_prompt, len(example.answer_ids), sample_id=example.sample.sample_id)
     whole = prefill_once(model, example, contenders, cuts)
     scores: list[Score] = []
     findings: list[Finding] = []

@@ -91,7 +91,7 @@ def rank_context(
     received = importance(whole, num_context=n, num_future=cut.num_future)
     state = replace(context_state(whole, n), importance=received)
     if any(contender.method.needs_rotary for contender in contenders):
-        state = replace(state, rotary=read_rotary(model, whole.num_tokens))
+        state = replace(state, rotary=read_rotary(model, model.sequence_tokens or whole.num_tokens))
     ranked = []
     for contender in contenders:
         own = replace(state, seed=derive_seed(sample_seed, contender.seed))

@@ -51,8 +51,11 @@ def evaluate_example(
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
     """
     cuts = [cut_sample(example, setting) for setting in settings]
-    whole = prefill_once(model, example, contenders, cuts)
     wanted = _wanted(example, generate=generate, max_answer_tokens=max_answer_tokens)
+    follows = max(len(example.answer_ids), wanted.answer_tokens, *map(len, example.option_ids))
+    num_prompt = len(example.context_ids) + len(example.question_ids)
+    model = model.for_answer(num_prompt, follows, sample_id=example.sample.sample_id)
+    whole = prefill_once(model, example, contenders, cuts)
     scores: list[Score] = []
     head_costs: list[HeadCosts] = []
     contexts: list[RankedContext] = []

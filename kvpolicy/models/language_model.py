@@ -4,7 +4,9 @@ Not for choosing or fetching a model: that is `kvpolicy.models.reference`.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kvpolicy.attention.finite import is_finite, not_finite_error
+from kvpolicy.attention.rotary_length import frequencies_of_length, length_of_change
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.fidelity import require_own_attention
@@ -35,12 +38,15 @@ class LanguageModel:
         tokenizer: Its tokenizer.
         spec: Counts that every tensor layout follows.
         digest: SHA-256 of its files, by which policies know it (`kvpolicy.models.loading`); empty where nobody asked.
+        sequence_tokens: Length of the sequence that all passes are of (`for_sequence`), where what a model computes
+            depends on it; None: no longer than `change_tokens`.
     """
 
     network: nn.Module
     tokenizer: Any
     spec: ModelSpec
     digest: str = ""
+    sequence_tokens: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -58,11 +64,6 @@ class LanguageModel:
         return self.network.get_decoder()  # type: ignore[operator]  # of transformers
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest sequence that the library computes as the model would."""
-        return min(self.spec.max_positions, self.window or self.spec.max_positions)
-
-    @property
     def window(self) -> int | None:
         """Tokens of the sliding window that some of its layers attend to; None where all attend to everything."""
         config = self.network.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
@@ -70,6 +71,62 @@ class LanguageModel:
         is_used = kinds is None or "sliding_attention" in kinds
         window: int | None = getattr(config, "sliding_window", None)
         return window if is_used and window else None
+
+    @cached_property
+    def change_tokens(self) -> int | None:
+        """Tokens up to which a sequence has other rotary frequencies than a longer one; None where all have the same.
+
+        Raises:
+            InputError: If they change in a way that is not supported.
+        """
+        return length_of_change(self)
+
+    def length_obstacle(self, num_prompt: int, num_tokens: int) -> str | None:
+        """Why a sequence cannot be computed as the model would compute it; None if it can.
+
+        Args:
+            num_prompt: Tokens of its prompt: how long it is when the first token is predicted.
+            num_tokens: Tokens of the whole.
+        """
+        change = self.change_tokens
+        if num_tokens > self.spec.max_positions:
+            return f"the model has {self.spec.max_positions} positions"
+        if self.window and num_tokens > self.window:
+            return f"some of the model's layers attend to a sliding window of {self.window} tokens"
+        if change and num_prompt <= change < num_tokens:
+            return (
+                f"the model's rotary frequencies change after {change} tokens (LongRoPE), so that prompt and answer "
+                "must be on one side of it"
+            )
+        return None
+
+    def for_answer(self, num_prompt: int, num_answer: int, *, sample_id: str) -> "LanguageModel":
+        """The model for passes over a sample's prompt, parts of it, and what follows the prompt.
+
+        Args:
+            num_prompt: Tokens of context and question.
+            num_answer: The most tokens that follow.
+            sample_id: Of the sample, for the error.
+
+        Raises:
+            InputError: If such a sequence cannot be computed as the model would compute it.
+        """
+        num_tokens = num_prompt + num_answer
+        if (obstacle := self.length_obstacle(num_prompt, num_tokens)) is not None:
+            raise InputError(f"sample {sample_id} takes {num_tokens} tokens with its answer, but {obstacle}")
+        return self.for_sequence(num_tokens)
+
+    def for_sequence(self, num_tokens: int) -> "LanguageModel":
+        """The model for passes that are all of one sequence of at most so many tokens, however short each of them is.
+
+        What is cached by one pass can be attended to by the next only if both have the same rotary frequencies.
+        """
+        return replace(self, sequence_tokens=num_tokens)
+
+    @property
+    def rotary_tokens(self) -> int:
+        """Length for which to read the rotary embedding of the passes (`kvpolicy.attention.rotary`)."""
+        return self.sequence_tokens or self.change_tokens or self.spec.max_positions
 
     @property
     def embedding_table(self) -> Float[Tensor, "vocab width"]:
@@ -100,11 +157,13 @@ class LanguageModel:
                 "its tokenizer and its weights do not belong together"
             )
         inputs = {"input_ids": token_ids.to(self.device), "position_ids": positions.to(self.device)}
-        if not num_logits:  # the product with the vocabulary alone takes more memory than all else on a short chunk
-            self._require_finite(self.decoder(**inputs, use_cache=False).last_hidden_state, "hidden states", inputs)
-            return torch.zeros(len(token_ids), 0, embeddings, dtype=self.dtype, device=self.device)
-        logits: Tensor = self.network(**inputs, use_cache=False, logits_to_keep=num_logits).logits
-        self._require_finite(logits, "logits", inputs)
+        with self._frequencies(positions):
+            if not num_logits:  # the product with the vocabulary alone takes more memory than all else on a short chunk
+                states = self.decoder(**inputs, use_cache=False).last_hidden_state
+                self._require_finite(states, "hidden states", inputs)
+                return torch.zeros(len(token_ids), 0, embeddings, dtype=self.dtype, device=self.device)
+            logits: Tensor = self.network(**inputs, use_cache=False, logits_to_keep=num_logits).logits
+            self._require_finite(logits, "logits", inputs)
         return logits
 
     def run_embeddings(
@@ -131,8 +190,9 @@ class LanguageModel:
             "inputs_embeds": embeddings.to(self.device, self.dtype),
             "position_ids": positions.to(self.device),
         }
-        states: Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
-        self._require_finite(states, "hidden states", inputs)
+        with self._frequencies(positions):
+            states: Tensor = self.decoder(**inputs, use_cache=False).last_hidden_state
+            self._require_finite(states, "hidden states", inputs)
         return states
 
     def _require_finite(self, result: Tensor, name: str, inputs: dict[str, Tensor]) -> None:
@@ -158,11 +218,30 @@ class LanguageModel:
         raise not_finite_error(f"hidden states after layer {wrong[0]}" if wrong else name, self.dtype)
 
     def _require_positions(self, positions: Int[Tensor, "row token"]) -> None:
-        if int(positions.max()) >= self.spec.max_positions:
+        last = int(positions.max())
+        if last >= self.spec.max_positions:
             raise InputError(
-                f"position {int(positions.max())} is beyond the model's {self.spec.max_positions} positions: "
+                f"position {last} is beyond the model's {self.spec.max_positions} positions: "
                 "use shorter samples or a model with a longer context"
             )
+        if self.window and last >= self.window:
+            raise InputError(
+                f"position {last} is beyond the sliding window of {self.window} tokens that some of the model's layers "
+                "attend to: use samples that fit in the window, or a model without one"
+            )
+
+    def _frequencies(self, positions: Int[Tensor, "row token"]) -> AbstractContextManager[None]:
+        """Take the rotary frequencies of the whole sequence, and never those of another length than the cache has."""
+        change = self.change_tokens
+        if change is None:
+            return nullcontext()
+        last, whole = int(positions.max()), self.sequence_tokens or 0
+        if last >= change >= whole:
+            raise InputError(
+                f"position {last} is beyond the {change} tokens after which the model's rotary frequencies change "
+                "(LongRoPE), and the sequence began with those of shorter ones: use samples on one side of it"
+            )
+        return frequencies_of_length(self.decoder, whole) if last < change < whole else nullcontext()
 
 
 def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = "cpu") -> LanguageModel:

@@ -86,12 +86,14 @@ class Lesson:
         values: Its values.
         attention: Mean attention of the response's tokens and of the group.
         scaling: The model's factor on query-key products.
+        sequence_tokens: Length of the sequence that the context was run in.
     """
 
     keys: Float[Tensor, "head token dim"]
     values: Float[Tensor, "head token dim"]
     attention: Float[Tensor, "head token"]
     scaling: float
+    sequence_tokens: int
 
 
 @torch.no_grad()
@@ -103,18 +105,21 @@ def make_lesson(model: LanguageModel, example: EncodedSample, setting: str, conf
     """
     cut = cut_sample(example, setting)
     prompt = torch.tensor(example.context_ids + example.question_ids)
-    if config.response == "reference":
-        response = list(example.answer_ids)
-    else:
-        most = min(config.max_response_tokens, example.sample.max_new_tokens)
-        response = greedy_response(model, prompt, max_new_tokens=most)
+    of_model = config.response != "reference"
+    most = min(config.max_response_tokens, example.sample.max_new_tokens) if of_model else len(example.answer_ids)
+    model = model.for_answer(len(prompt), most, sample_id=example.sample.sample_id)
+    response = greedy_response(model, prompt, max_new_tokens=most) if of_model else list(example.answer_ids)
     token_ids = torch.cat((prompt, torch.tensor(response)))
     n = cut.num_context
     whole = prefill(model, token_ids, num_queries=len(token_ids) - n)
     attention = mean_attention(whole.queries, whole.keys, num_context=n, scaling=whole.scaling)
     # Copies, so that what follows the context does not stay in memory.
     return Lesson(
-        keys=whole.keys[:, :n].clone(), values=whole.values[:, :n].clone(), attention=attention, scaling=whole.scaling
+        keys=whole.keys[:, :n].clone(),
+        values=whole.values[:, :n].clone(),
+        attention=attention,
+        scaling=whole.scaling,
+        sequence_tokens=len(prompt) + most,
     )
 
 
@@ -196,7 +201,7 @@ def train_soft_tokens(
 
 def attention_loss(model: LanguageModel, lesson: Lesson, embeddings: Float[Tensor, "probe width"]) -> Float[Tensor, ""]:
     """Squared error of the soft tokens' mean attention: summed over tokens, mean over KV heads."""
-    probe = run_probe(model, lesson.keys, lesson.values, embeddings)
+    probe = run_probe(model.for_sequence(lesson.sequence_tokens), lesson.keys, lesson.values, embeddings)
     attention = probe_attention(probe, lesson.keys, scaling=lesson.scaling)
     return (attention - lesson.attention).square().sum(dim=1).mean()
 

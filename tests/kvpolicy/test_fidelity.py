@@ -9,9 +9,9 @@ from kvpolicy.attention.session import ATTENTION_NAME
 from kvpolicy.cache import CompactedCache
 from kvpolicy.fidelity import BY_TOKEN, CALL_TOLERANCE, IN_CHUNKS, WHOLE, measure_fidelity, require_own_attention
 from kvpolicy.models.language_model import load_language_model
-from tests.conftest import FAMILIES
+from tests.conftest import FAMILIES, OTHER_FAMILIES
 
-SUPPORTED = tuple(name for name in FAMILIES if name != "diffllama")
+SUPPORTED = tuple(name for name in FAMILIES | OTHER_FAMILIES if name != "diffllama")
 TYPES = ("float32", "bfloat16", "float16")
 
 

@@ -149,10 +149,41 @@ def test_what_may_follow_a_prompt_needs_positions_too(prompts, model, tmp_path):
     longer = dataclasses.replace(example.sample, max_new_tokens=room + 1)
     part = dataclasses.replace(part, path=str(tmp_path / "longer.parquet"))
     write_rows(Path(part.path), [dataclasses.asdict(longer)])
-    with pytest.raises(InputError, match=f"2048 positions and sample ruler/.* {2048 + 1} tokens"):
+    with pytest.raises(InputError, match=f"sample ruler/.* takes {2048 + 1} tokens .* has 2048 positions"):
         check_prompts.fn(model, [part], _judging(budgets=(20,)))
     check_prompts.fn(model, [part], _judging(budgets=(20,), max_answer_tokens=room))
     check_prompts.fn(model, [part], _judging(budgets=(20,), num_generated=0))
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 32])
+@pytest.mark.parametrize(
+    ("family", "num_tokens", "reason"),
+    [
+        ("mistral_window", 100, None),
+        ("mistral_window", 128, "a sliding window of 128 tokens"),
+        ("gemma3", 128, "a sliding window of 128 tokens"),
+        ("phi3_longrope", 100, None),
+        ("phi3_longrope", 128, "change after 128 tokens"),
+        ("phi3_longrope", 129, None),
+    ],
+)
+def test_lengths_that_the_model_computes_otherwise_are_refused_before_anything_is_collected(
+    home, prompts, tmp_path, tiny_model_folder, family, num_tokens, reason, chunk_tokens
+):
+    reference = register_model.fn(home, str(tiny_model_folder(family)), "float32")
+    part = dataclasses.replace(prompts("test"), path=str(tmp_path / "sample.parquet"))
+    shared = read_samples(prompts("test"))[0]
+
+    def write(context):
+        short = {"question": " What?", "answer_prefix": " It is", "answer": " 48.", "max_new_tokens": 20}
+        write_rows(Path(part.path), [dataclasses.asdict(dataclasses.replace(shared, context=context, **short))])
+        (example,) = read_encoded(part, reference)
+        return len(example.context_ids) + len(example.question_ids)
+
+    assert write("x" * (1 + num_tokens - write("x"))) == num_tokens
+    config = _judging(budgets=(20,), chunk_tokens=chunk_tokens, settings=("query_aware",))
+    with does_not_raise() if reason is None else pytest.raises(InputError, match=f"sample ruler/.* but .*{reason}"):
+        check_prompts.fn(reference, [part], config)
 
 
 def test_contexts_beyond_the_table_of_the_agents_are_refused(prompts, model, monkeypatch):

@@ -11,7 +11,6 @@ from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.soft_token_training import (
-    Lesson,
     SoftTokenConfig,
     attention_loss,
     greedy_response,
@@ -173,7 +172,7 @@ def test_wrong_configurations_are_one_line(unchecked, fields, message):
 def test_what_cannot_be_trained_on_is_refused(model, draw_tokens, fails_in_one_line):
     assert "no lessons" in fails_in_one_line(train_soft_tokens, model, [], CONFIG, seed=0, model_digest="d")
     lesson = make_lesson(model, _example(draw_tokens), "query_aware", CONFIG)
-    broken = Lesson(keys=lesson.keys, values=lesson.values, attention=lesson.attention * torch.nan, scaling=0.25)
+    broken = dataclasses.replace(lesson, attention=lesson.attention * torch.nan)
     assert "the loss of step 1 is nan" in fails_in_one_line(
         train_soft_tokens, model, [broken], CONFIG, seed=0, model_digest="d"
     )
