@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 
 import pytest
 from processes import PROGRAMS, environment
@@ -24,7 +23,7 @@ def home(tmp_path):
 
 def shell(line: str, *args: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run a line of bash in which `kvp` is the command; the arguments are `$1` and so on."""
-    env: Mapping[str, str] = {**environment(PATH=f"{PROGRAMS}:{os.environ['PATH']}"), **variables}
+    env = {**environment(), **variables, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     command = ["bash", "-o", "pipefail", "-c", line, "bash", *args]
     return subprocess.run(command, env=env, capture_output=True, timeout=120, check=False)
 
