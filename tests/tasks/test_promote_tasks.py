@@ -14,7 +14,6 @@ from kvpolicy.promotion import PromoteConfig, decide_promotion
 from kvpolicy.training import TrainConfig
 from storage.catalog import Artifact, Catalog
 from storage.digests import digest_json
-from storage.errors import StorageError
 from storage.home import Home
 from storage.parquet import write_rows
 from storage.promotions import read_history
@@ -298,7 +297,7 @@ def test_the_champion_of_a_home_without_decisions_is_the_one_with_the_alias(copi
 
 
 def test_what_cannot_be_champion_is_refused(copied, model, trained):
-    first, second = (judged.policy for judged in trained)
+    first = trained[0].policy
     with pytest.raises(InputError, match="evaluation-0 is no policy set that was trained in"):
         promote_by_hand(copied, "evaluation-0", reason="")
     folder = Path(Catalog(copied).artifact(first.artifact_id).uri)
@@ -308,11 +307,16 @@ def test_what_cannot_be_champion_is_refused(copied, model, trained):
         promote_by_hand(copied, first.artifact_id, reason="")
     with pytest.raises(InputError, match="lost or damaged"):
         require_whole(copied, first.artifact_id)
+    assert history_of(copied, model).rows == []
+
+
+def test_a_version_that_was_deleted_in_mlflow_is_registered_again_to_be_champion(copied, trained):
+    first, second = (judged.policy for judged in trained)
     version = Tracking(copied)._tagged_version(second.artifact_id)
     Tracking(copied)._client.delete_model_version(version.name, version.version)
-    with pytest.raises(StorageError, match=f"{second.artifact_id} is no version in MLflow's registry"):
-        promote_by_hand(copied, second.artifact_id, reason="")
-    assert history_of(copied, model).rows == []
+    assert not Tracking(copied).has_policy(second.artifact_id)
+    assert promote_by_hand(copied, second.artifact_id, reason="")["champion_id"] == second.artifact_id
+    assert aliased(copied, first)[0] == second.artifact_id
 
 
 def test_another_setting_decides_only_where_it_is_the_only_one():

@@ -15,6 +15,7 @@ from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
+from storage.tracking import Tracking
 from tasks.publish import evaluation_stage
 from tasks.references import ModelRef, PromptsRef, SnapshotRef
 from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
@@ -36,7 +37,6 @@ def stage(home: Home) -> Stage:
 
 def work(run: RunRecorder) -> None:
     run.output("result", RESULT)
-    run.mlflow_run_id = "0" * 32
 
 
 def test_the_same_stage_runs_once(home, stage):
@@ -52,7 +52,6 @@ def test_the_same_stage_runs_once(home, stage):
     assert bodies == [first.run_id] == [second.run_id]
     assert (first.skipped, second.skipped) == (False, True)
     assert first.outputs == second.outputs == {"result": RESULT.artifact_id}
-    assert first.mlflow_run_id == second.mlflow_run_id == "0" * 32
 
 
 def test_a_skip_is_a_row_that_names_the_run_it_stands_on(home, stage):
@@ -95,6 +94,19 @@ def test_a_result_that_is_gone_is_made_again(home, stage, tmp_path):
     assert again.run_id != first.run_id
     assert again.outputs == first.outputs
     assert run_stage(home, stage, make).run_id == again.run_id
+
+
+def test_a_result_whose_mlflow_run_is_lost_is_made_again(mlflow_home, stage):
+    def log(run: RunRecorder) -> None:
+        work(run)
+        run.mlflow_run_id = Tracking(mlflow_home).start_parent(experiment="e", name="n", tags={}, timestamp_ms=1)
+
+    first, second = run_stage(mlflow_home, stage, log), run_stage(mlflow_home, stage, log)
+    assert second.skipped
+    assert len(first.mlflow_run_id) == 32 and second.mlflow_run_id == first.mlflow_run_id
+    mlflow_home.mlflow_db.unlink()
+    assert find_completed(mlflow_home, stage) is None
+    assert not run_stage(mlflow_home, stage, work).skipped
 
 
 def test_of_two_at_once_one_runs_and_the_other_finds_its_result(home, stage):
