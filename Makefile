@@ -31,7 +31,7 @@ test: setup
 	@$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: setup
-	@$(BIN)/pytest -m slow
+	@$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 # The adapter to kvpress and all of the science, in an environment of their own.
 test-kvpress: $(KVPRESS_INSTALLED)
