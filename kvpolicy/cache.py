@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvpolicy.attention.finite import require_finite_entries
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.rotary import Rotary
 from kvpolicy.attention.session import attend_causally, attend_masked, attention_session
 from kvpolicy.methods.base import CacheState
@@ -74,7 +75,7 @@ class CompactedCache:
         self._mask: Tensor | None = None
         self._num_queries = num_queries
         self._queries: dict[int, Tensor] = {}  # of each layer, as many as were seen, at most `num_queries`
-        self._scaling = 1.0
+        self._scaling = LogitScale(factor=1.0)
         self.num_positions = 0
 
     @classmethod
@@ -226,7 +227,7 @@ class CompactedCache:
         self._keys, self._values, self._positions = self._keys[rows], self._values[rows], self._positions[rows]
         self._queries = {layer: part[rows] for layer, part in self._queries.items()}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: LogitScale) -> Tensor:
         """Append the layer's new entries and attend to everything that each token may see, in the type of the cache."""
         wanted, query = query.dtype, query.to(self._keys.dtype)
         end = self.num_past_tokens + key.shape[2]

@@ -54,7 +54,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # What loading is tested with besides: windows, frequencies that depend on the length, attention that is refused.
 OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_window": ("Mistral", {"head_dim": 16, "sliding_window": 128}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 128, "attn_logit_softcapping": None}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 128, "attn_logit_softcapping": 2.0}),  # where it shows
+    "gemma2_uncapped": ("Gemma2", {"head_dim": 16, "sliding_window": 128, "attn_logit_softcapping": None}),
     "gemma3": (
         "Gemma3",
         {"head_dim": 16, "sliding_window": 128, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.analysis.ranks import spearman
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import Prefill
 from kvpolicy.attention.weights import attention_blocks
 from kvpolicy.cache import CompactedCache
@@ -74,7 +75,7 @@ class ObservedCache(CompactedCache):
         self._unobserved = set(range(keys.shape[0] // num_kv_heads))
         self.importance = [torch.zeros(indices.shape, device=keys.device) for indices in kept]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: LogitScale) -> Tensor:
         """Attend as a compacted cache does, and in the first pass note what the kept entries receive."""
         if layer in self._unobserved:
             assert query.shape[0] == len(self._kept), "the first pass must run on all rows"
@@ -97,7 +98,7 @@ def received_importance(
     new_keys: Float[Tensor, "head new dim"],
     kept: Int[Tensor, "head kept"],
     *,
-    scaling: float,
+    scaling: LogitScale,
 ) -> Float[Tensor, "head kept"]:
     """What kept entries receive from new tokens that see them and each other, in blocks of queries.
 
@@ -106,7 +107,7 @@ def received_importance(
         keys: Post-RoPE keys of the uncompacted context.
         new_keys: Those of the new tokens.
         kept: Indices that each head kept, with NOT_KEPT on the left of heads that kept fewer.
-        scaling: Factor on the logits.
+        scaling: The model's factor on the products of queries and keys, and its cap.
 
     Returns:
         float32; 0 where nothing is kept.

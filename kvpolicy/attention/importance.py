@@ -2,7 +2,8 @@
 
     imp(i) = sum over future queries j of max over query heads g in the group of softmax_i(scaling * q_j^g . k_i)
 
-The softmax runs over every position that the query may see; the maximum over the group is taken per (query, key) pair.
+Logits are capped where the model caps its own. The softmax runs over every position that the query may see; the maximum
+over the group is taken per (query, key) pair.
 Computed in blocks of queries, so that memory grows with the number of tokens and never with its square.
 """
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.attention.finite import require_finite_entries
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.session import attend_causally, attention_session
 from kvpolicy.errors import InputError
 
@@ -28,7 +29,7 @@ class Prefill:
         values: Values of the same entries.
         queries: Post-RoPE queries of the last `query` tokens, grouped by the KV head that they read.
         logits: Next-token logits after the last `logit` tokens.
-        scaling: The model's factor on attention logits.
+        scaling: The model's factor on the products of queries and keys, and its cap.
         num_kv_heads: KV heads in a layer.
     """
 
@@ -36,7 +37,7 @@ class Prefill:
     values: Float[Tensor, "head token dim"]
     queries: Float[Tensor, "head group query dim"]
     logits: Float[Tensor, "logit vocab"]
-    scaling: float
+    scaling: LogitScale
     num_kv_heads: int
 
     @property
@@ -68,10 +69,10 @@ class _Recording:
         self.queries = torch.empty(
             spec.num_heads, spec.group_size, num_queries, spec.head_dim, dtype=dtype, device=device
         )
-        self.scaling = 1.0
+        self.scaling = LogitScale(factor=1.0)
         self.num_calls = dict.fromkeys(range(spec.num_layers), 0)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: LogitScale) -> Tensor:
         heads = slice(layer * self._num_kv_heads, (layer + 1) * self._num_kv_heads)
         self.keys[heads] = key[0]
         self.values[heads] = value[0]

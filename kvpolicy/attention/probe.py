@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.session import attend_masked, attention_session
 from kvpolicy.attention.weights import attention_blocks
 
@@ -42,7 +43,7 @@ class _Probing:
         self.probe_queries: dict[int, Tensor] = {}
         self.probe_keys: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: LogitScale) -> Tensor:
         num_kv_heads, num_probes = key.shape[1:3]
         self.probe_queries[layer] = query[0].reshape(num_kv_heads, -1, *query.shape[2:])
         self.probe_keys[layer] = key[0]
@@ -90,7 +91,7 @@ def run_probe(
 
 
 def probe_attention(
-    probe: ProbeStates, keys: Float[Tensor, "head token dim"], *, scaling: float
+    probe: ProbeStates, keys: Float[Tensor, "head token dim"], *, scaling: LogitScale
 ) -> Float[Tensor, "head token"]:
     """Attention that the probe pays to each token of the context, averaged over its embeddings and over the group."""
     everything = torch.cat((keys, probe.keys), dim=1)
@@ -102,7 +103,7 @@ def mean_attention(
     keys: Float[Tensor, "head token dim"],
     *,
     num_context: int,
-    scaling: float,
+    scaling: LogitScale,
 ) -> Float[Tensor, "head context"]:
     """Attention of the queries of the last tokens to the first `num_context`, averaged over queries and group."""
     sums: dict[int, Tensor] = {}  # by the first head of a block; nothing is changed in place, so gradients flow

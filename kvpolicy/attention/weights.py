@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.logit_scale import LogitScale
+
 MAX_BLOCK_BYTES = 8 * 2**20
 """Weights of one block; small enough to stay in a processor's cache, which is twice as fast as all heads at once (1,100
 tokens, 90 heads, two cores). A block has at least one query of one head."""
@@ -23,7 +25,7 @@ def attention_blocks(
     queries: Float[Tensor, "head group query dim"],
     keys: Float[Tensor, "head token dim"],
     *,
-    scaling: float,
+    scaling: LogitScale,
     positions: Int[Tensor, "head token"] | None = None,
     max_block_bytes: int | None = None,
 ) -> Iterator[tuple[slice, Float[Tensor, "some group block visible"]]]:
@@ -35,7 +37,7 @@ def attention_blocks(
     Args:
         queries: Post-RoPE queries of the last `query` of the `token` tokens.
         keys: Post-RoPE keys of all tokens.
-        scaling: Factor on the logits.
+        scaling: The model's factor on the products of queries and keys, and its cap.
         positions: Original positions of the tokens, ascending, where some of a longer sequence are left; the queries
             are those of consecutive positions up to the last. None where the sequence is whole.
         max_block_bytes: Bound on the weights of one block; `MAX_BLOCK_BYTES` where none is given.
@@ -56,12 +58,12 @@ def attention_blocks(
     for head in range(0, num_heads, block_heads):
         here = slice(head, min(head + block_heads, num_heads))
         transposed = keys[here].float().transpose(1, 2)
-        scaled = queries[here].float() * scaling
+        scaled = queries[here].float() * scaling.factor
         for start in range(0, count, block):
             end = min(start + block, count)
             visible = first + end if positions is None else num_tokens  # later tokens cost nothing
             rows = scaled[:, :, start:end].flatten(1, 2)
-            logits = torch.bmm(rows, transposed[..., :visible]).view(-1, group, end - start, visible)
+            logits = scaling.capped(torch.bmm(rows, transposed[..., :visible]).view(-1, group, end - start, visible))
             if positions is None:
                 logits[..., first + start :].masked_fill_(unseen[: end - start, : end - start], -torch.inf)
             else:  # tokens before `first` are seen by all these queries

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.probe import ProbeStates
 from kvpolicy.attention.rotary import Rotary
 from kvpolicy.errors import InputError
@@ -35,7 +36,7 @@ class CacheState:
         positions: Original position of every cached token, ascending: one row while nothing was evicted, one for each
             head after a compression.
         num_kv_heads: KV heads of one layer: head h belongs to layer h // num_kv_heads.
-        scaling: The model's factor on query-key products.
+        scaling: The model's factor on query-key products, and its cap.
         seed: Of this sample; only the random method uses it.
         importance: True attention mass that each token receives from the future; only the oracle uses it.
         rotary: What turned the keys and queries to their positions (`kvpolicy.attention.rotary.read_rotary`); only
@@ -48,7 +49,7 @@ class CacheState:
     queries: Float[Tensor, "head group query dim"]
     positions: Int[Tensor, "shared token"]
     num_kv_heads: int
-    scaling: float
+    scaling: LogitScale
     seed: int = 0
     importance: Float[Tensor, "head token"] | None = None
     rotary: Rotary | None = None

@@ -37,7 +37,8 @@ class ExpectedAttention(Method):
     others.
 
     Departures: the norm is that of the value, not of the value after the output projection (the authors' own code does
-    the same); the covariance is divided by the number of queries; queries may be those of the last chunk alone.
+    the same); the covariance is divided by the number of queries; queries may be those of the last chunk alone; where a
+    model caps its logits (Gemma 2), the expectation is of logits without a cap.
     `epsilon` is 0, the default of the authors' code, which they evaluate with 0.01: on the embedded model's contexts of
     1,100 tokens that, and more, ranked far worse.
 
@@ -80,7 +81,7 @@ class ExpectedAttention(Method):
         sinks = state.positions.expand(state.num_heads, -1) < self.num_sink_tokens
         scores = torch.empty(state.num_heads, state.num_tokens, device=state.keys.device)
         for here, mean, covariance in self._future_queries(state, state.rotary):
-            logits = expected_logits(mean, covariance, state.keys[here].float(), scaling=state.scaling)
+            logits = expected_logits(mean, covariance, state.keys[here].float(), scaling=state.scaling.factor)
             expected = logits.masked_fill(sinks[here, None], _NO_LOGIT).softmax(dim=-1).mean(dim=1)
             scores[here] = (expected + self.epsilon) * state.values[here].float().norm(dim=-1)
         return torch.where(sinks, scores.amax(dim=-1, keepdim=True) + 1.0, scores)

@@ -312,8 +312,8 @@ def read_spec(config: Any) -> ModelSpec:
     """Read a model's counts from its transformers configuration.
 
     Raises:
-        InputError: If it is not a decoder with (grouped) multi-head attention, or caps or windows its attention in a
-            way that importance, as defined here, does not follow.
+        InputError: If it is not a decoder with (grouped) multi-head attention, or has layers that attend in a way that
+            importance, as defined here, does not follow.
     """
     config = config.get_text_config(decoder=True)
     missing = [name for name in _REQUIRED_COUNTS if not getattr(config, name, None)]
@@ -322,8 +322,6 @@ def read_spec(config: Any) -> ModelSpec:
             f"architecture {config.model_type!r} has no {' and '.join(missing) or 'decoder-only stack'}: "
             "supported are decoders with rotary positions and (grouped) multi-head attention"
         )
-    if getattr(config, "attn_logit_softcapping", None):
-        raise InputError(f"architecture {config.model_type!r} caps its attention logits, which is not supported")
     if getattr(config, "rope_parameters", None) is None and getattr(config, "rope_scaling", None) is None:
         raise InputError(f"architecture {config.model_type!r} has no rotary positions, which the method needs")
     if unknown := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import mean_attention, probe_attention, run_probe
 from kvpolicy.cache import CompactedCache
@@ -85,14 +86,14 @@ class Lesson:
         keys: Keys of the context.
         values: Its values.
         attention: Mean attention of the response's tokens and of the group.
-        scaling: The model's factor on query-key products.
+        scaling: The model's factor on query-key products, and its cap.
         sequence_tokens: Length of the sequence that the context was run in.
     """
 
     keys: Float[Tensor, "head token dim"]
     values: Float[Tensor, "head token dim"]
     attention: Float[Tensor, "head token"]
-    scaling: float
+    scaling: LogitScale
     sequence_tokens: int
 
 

@@ -1,5 +1,7 @@
 """What is computed against the model's own attention: families that agree, and subtle faults that are found."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers.models.llama.modeling_llama as llama
@@ -63,6 +65,13 @@ def test_a_scale_of_the_models_own_is_found(model, monkeypatch, fails_in_one_lin
     assert "attention of layer 0" in message and "standard deviations from the model's own" in message
 
 
+def test_a_cap_that_is_not_given_to_the_attention_function_is_found(tiny_model, monkeypatch, fails_in_one_line):
+    model = tiny_model("gemma2")
+    monkeypatch.setattr(model.network.model.layers[1].self_attn, "attn_logit_softcapping", None)
+    message = fails_in_one_line(require_own_attention, model)
+    assert "layer 1 caps its logits at None, config.json says 2.0" in message
+
+
 def test_a_mask_of_the_models_own_is_found(model, monkeypatch, fails_in_one_line):
     mask = llama.create_causal_mask
 
@@ -91,7 +100,11 @@ def test_a_mask_of_a_cache_that_is_off_by_one_is_found(model, monkeypatch, fails
 
 def test_a_scale_of_a_cache_that_is_off_is_found(model, monkeypatch, fails_in_one_line):
     attend = cache.attend_masked
-    monkeypatch.setattr(cache, "attend_masked", lambda *args, mask: attend(*args[:3], args[3] * 1.05, mask=mask))
+
+    def scaled(query, key, value, scaling, mask):
+        return attend(query, key, value, replace(scaling, factor=scaling.factor * 1.05), mask=mask)
+
+    monkeypatch.setattr(cache, "attend_masked", scaled)
     assert "attention of layer 0" in fails_in_one_line(require_own_attention, model)
 
 

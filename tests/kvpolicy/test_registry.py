@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.methods.base import CacheState
@@ -73,7 +74,7 @@ def test_a_method_of_a_package_is_one_of_all(installed: Installed) -> None:
         queries=torch.randn(2, 1, 0, 4),
         positions=torch.arange(5)[None],
         num_kv_heads=2,
-        scaling=0.5,
+        scaling=LogitScale(factor=0.5),
     )
     torch.testing.assert_close(make_method("value_norm").score(state), values.square().sum(dim=-1).sqrt())
 

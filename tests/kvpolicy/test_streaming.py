@@ -64,7 +64,7 @@ class _Masked:
             index, group = layer * self.num_kv_heads + head, query.shape[1] // self.num_kv_heads
             own = query[0, head * group : (head + 1) * group]
             self.keys[index], self.values[index], self.queries[index] = key[0, head], value[0, head], own
-            logits = (own @ key[0, head].T * scaling).masked_fill(~self.visible[index], -torch.inf)
+            logits = (own @ key[0, head].T * scaling.factor).masked_fill(~self.visible[index], -torch.inf)
             outputs.append(logits.softmax(dim=-1) @ value[0, head])
         return torch.cat(outputs)[None]
 

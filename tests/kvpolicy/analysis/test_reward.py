@@ -14,6 +14,7 @@ from kvpolicy.analysis.reward import (
 )
 from kvpolicy.attention import weights
 from kvpolicy.attention.importance import importance
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.cache import CompactedCache
 from kvpolicy.ranking import NOT_KEPT, kept_positions
@@ -85,9 +86,11 @@ def test_blocks_do_not_show(monkeypatch):
     queries, keys = torch.randn(3, 2, 9, 8, generator=generator), torch.randn(3, 20, 8, generator=generator)
     new_keys = torch.randn(3, 9, 8, generator=generator)
     kept = kept_positions(torch.rand(3, 20, generator=generator), 7, num_sink_tokens=0, num_recent_tokens=0)
-    whole = received_importance(queries, keys, new_keys, kept, scaling=0.3)
+    whole = received_importance(queries, keys, new_keys, kept, scaling=LogitScale(factor=0.3))
     monkeypatch.setattr(weights, "MAX_BLOCK_BYTES", 1)  # one query of one head at a time
-    torch.testing.assert_close(received_importance(queries, keys, new_keys, kept, scaling=0.3), whole)
+    torch.testing.assert_close(
+        received_importance(queries, keys, new_keys, kept, scaling=LogitScale(factor=0.3)), whole
+    )
 
 
 def test_survival_by_hand():

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import kvpolicy.attention.weights as module
+from kvpolicy.attention import session
 from kvpolicy.attention.importance import importance
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import Prefill, prefill
 
-FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
+FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma", "gemma2")
 NUM_TOKENS = 48
 SPLITS = [(47, 1), (40, 8), (24, 24), (1, 47), (10, 5)]  # the last leaves tokens after the future, which do not count
 
@@ -78,7 +80,7 @@ def test_memory_grows_with_tokens_and_not_with_their_square(live_bytes, monkeypa
             values=torch.randn(2, num_tokens, 8, generator=generator),
             queries=torch.randn(2, 2, half, 8, generator=generator),
             logits=torch.zeros(1, 4),
-            scaling=8**-0.5,
+            scaling=LogitScale(factor=8**-0.5),
             num_kv_heads=2,
         )
         with live_bytes() as counter:
@@ -88,10 +90,12 @@ def test_memory_grows_with_tokens_and_not_with_their_square(live_bytes, monkeypa
     assert peaks[2_048] < 4.4 * peaks[512]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma"])
-def test_a_prefill_makes_no_square_tensor(tiny_model, draw_tokens, live_bytes, family):
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "gemma2"])
+def test_a_prefill_makes_no_square_tensor(tiny_model, draw_tokens, live_bytes, monkeypatch, family):
     # A mask of all pairs would be one: 16 GB at 128K tokens.
-    model = tiny_model(family, max_position_embeddings=4_096)
+    options = {"sliding_window": 4_096} if family == "gemma2" else {}
+    model = tiny_model(family, max_position_embeddings=4_096, **options)
+    monkeypatch.setattr(session, "_CAPPED_BYTES", 2**18)
     peaks = []
     for num_tokens in (256, 1_024):
         with live_bytes() as counter:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import probe_attention, run_probe
 from kvpolicy.attention.weights import attention_blocks
@@ -89,7 +90,9 @@ def test_blocks_cover_every_head_and_query_once_and_sum_to_one(max_block_bytes):
     queries, keys = torch.randn(5, 3, 9, 4, generator=generator), torch.randn(5, 20, 4, generator=generator)
     seen = torch.zeros(5, 20)
     total = 0
-    for heads, weights in attention_blocks(queries, keys, scaling=0.7, max_block_bytes=max_block_bytes):
+    for heads, weights in attention_blocks(
+        queries, keys, scaling=LogitScale(factor=0.7), max_block_bytes=max_block_bytes
+    ):
         assert max_block_bytes < 3_000 or weights.numel() * 4 <= max_block_bytes
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
         seen[heads, : weights.shape[-1]] += weights.sum(dim=(1, 2))

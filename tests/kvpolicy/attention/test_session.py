@@ -13,7 +13,7 @@ from kvpolicy.attention.session import ATTENTION_NAME, attention_session, regist
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 
-FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
+FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma", "gemma2")
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
 
 
@@ -124,6 +124,24 @@ def test_a_full_compacted_cache_continues_as_the_model_would(tiny_model, eager_n
         torch.testing.assert_close(logits[0], expected[first:last], **TOLERANCE)
 
 
+@pytest.mark.parametrize("num_bytes", [1, 3_000])
+def test_capped_attention_is_the_same_in_blocks_of_any_size(tiny_model, draw_tokens, monkeypatch, num_bytes):
+    model, tokens = tiny_model("gemma2"), draw_tokens(30)
+
+    def run():
+        context = prefill(model, tokens[:22], num_queries=0, num_logits=22)
+        few = torch.arange(22)[::2].expand(model.spec.num_heads, -1)
+        cache = CompactedCache(
+            context.keys, context.values, [few], num_kv_heads=model.spec.num_kv_heads, num_new_tokens=8
+        )
+        return context.logits, cache.run(model, tokens[None, 22:], torch.arange(22, 30)[None], num_logits=8)
+
+    expected = run()
+    monkeypatch.setattr(module, "_CAPPED_BYTES", num_bytes)
+    for found, wanted in zip(run(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+
 def test_num_logits_are_those_of_the_last_tokens(tiny_model, eager_network, draw_tokens):
     tokens = draw_tokens(30)
     whole = prefill(tiny_model("llama"), tokens, num_queries=0, num_logits=4)
@@ -209,12 +227,11 @@ def test_a_cache_that_grows_past_the_sliding_window_is_refused(tiny_model, draw_
     )
 
 
-@pytest.mark.parametrize("name", ["softcap", "s_aux"])
-def test_attention_that_importance_does_not_follow_is_refused(tiny_model, name):
+def test_attention_that_importance_does_not_follow_is_refused(tiny_model):
     states = torch.zeros(1, 4, 3, 16)
     layer = tiny_model("llama").network.model.layers[0].self_attn
     with attention_session(_Failing()), pytest.raises(InputError, match="not supported"):
-        module._attention(layer, states, states[:, :2], states[:, :2], None, **{name: torch.ones(1)})
+        module._attention(layer, states, states[:, :2], states[:, :2], None, s_aux=torch.ones(1))
 
 
 def test_positions_beyond_the_models_are_refused(tiny_model, draw_tokens, fails_in_one_line):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.probe import ProbeStates
 from kvpolicy.attention.rotary import Rotary
 from kvpolicy.methods.base import CacheState, Method
@@ -38,7 +39,7 @@ def _make_state(
         queries=queries if num_queries is None else queries[:, :, num_tokens - num_queries :],
         positions=torch.arange(num_tokens)[None],
         num_kv_heads=num_kv_heads,
-        scaling=dim**-0.5,
+        scaling=LogitScale(factor=dim**-0.5),
         seed=seed,
         importance=torch.rand(heads, num_tokens, generator=generator),
         rotary=Rotary(frequencies=10.0 ** -torch.arange(dim // 2)[None], magnitudes=torch.ones(1)),

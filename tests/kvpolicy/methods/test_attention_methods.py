@@ -13,7 +13,7 @@ from kvpolicy.methods.snapkv import SnapKV
 def _attention(state, head: int, member: int, token: int) -> np.ndarray:
     """Weights of one query head's query at a token index, over all tokens (those it cannot see get 0)."""
     query = state.queries[head, member, token - state.num_tokens].double().numpy()
-    logits = state.keys[head, : token + 1].double().numpy() @ query * state.scaling
+    logits = state.keys[head, : token + 1].double().numpy() @ query * state.scaling.factor
     weights = np.zeros(state.num_tokens)
     weights[: token + 1] = np.exp(logits - logits.max())
     return weights / weights.sum()
@@ -53,7 +53,7 @@ def test_observed_attention_sees_by_position_where_tokens_are_gone(make_state, m
                 for back in range(count):
                     logits = state.keys[head].double().numpy() @ state.queries[head, member, 5 - back].double().numpy()
                     seen = positions[head].numpy() <= 20 - back
-                    weights = np.where(seen, np.exp(logits * state.scaling), 0)
+                    weights = np.where(seen, np.exp(logits * state.scaling.factor), 0)
                     expected += weights / weights.sum()
                 np.testing.assert_allclose(total[head, member], expected, atol=1e-5)
 

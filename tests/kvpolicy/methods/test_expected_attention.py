@@ -41,7 +41,7 @@ def _expected_scores(state, head, *, num_future, num_sinks, epsilon):
         mean = np.mean(queries, axis=0)
         covariance = np.mean([np.outer(q - mean, q - mean) for q in queries], axis=0)
         mean, covariance = mean_rotation @ mean, mean_rotation @ covariance @ mean_rotation.T
-        s = state.scaling
+        s = state.scaling.factor
         terms = {i: math.exp(s * keys[i] @ mean + s * s / 2 * keys[i] @ covariance @ keys[i]) for i in ranked}
         for i in ranked:
             attention[i] += terms[i] / sum(terms.values()) / state.queries.shape[1]

@@ -50,7 +50,6 @@ SMALL = {
     "vocab_size": 300,
 }
 UNSUPPORTED = {
-    "softcap": (transformers.Gemma2Config(**SMALL, num_key_value_heads=1, head_dim=16), "caps its attention logits"),
     "no-rope": (transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=300), "no rotary positions"),
     "encoder-decoder": (transformers.T5Config(d_model=32, d_ff=32, num_layers=2, num_heads=2, d_kv=16), "decoder"),
     "no-attention": (transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=300), "decoder"),
