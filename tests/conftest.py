@@ -79,6 +79,8 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # Rounding makes its router take other experts.
+    "granite_moe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 8}),
     "diffllama": ("DiffLlama", {}),
 }
 

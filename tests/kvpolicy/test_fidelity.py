@@ -9,7 +9,15 @@ import transformers.models.llama.modeling_llama as llama
 from kvpolicy import cache
 from kvpolicy.attention.session import ATTENTION_NAME
 from kvpolicy.cache import CompactedCache
-from kvpolicy.fidelity import BY_TOKEN, CALL_TOLERANCE, IN_CHUNKS, WHOLE, measure_fidelity, require_own_attention
+from kvpolicy.fidelity import (
+    BY_TOKEN,
+    CALL_TOLERANCE,
+    FIRST_KEYS,
+    IN_CHUNKS,
+    WHOLE,
+    measure_fidelity,
+    require_own_attention,
+)
 from kvpolicy.models.language_model import load_language_model
 from tests.conftest import FAMILIES, OTHER_FAMILIES
 
@@ -25,7 +33,14 @@ def test_sessions_compute_the_attention_of_every_family(tiny_model, family, dtyp
     assert {path for path, _ in fidelity.passes} == {WHOLE, IN_CHUNKS, BY_TOKEN}
     assert len(fidelity.calls) == model.spec.num_layers and max(fidelity.calls.values()) < CALL_TOLERANCE / 50
     rounding = {"float32": 1e-5, "float16": 0.005, "bfloat16": 0.05}[dtype]
-    assert max(fidelity.passes.values()) < rounding
+    routed = {} if family != "granite_moe" else {(WHOLE, name) for name in ("keys", "values", "logits")}
+    assert max(difference for path, difference in fidelity.passes.items() if path not in routed) < rounding
+
+
+def test_a_layer_of_zeros_is_no_difference(tiny_model_folder):
+    model = load_language_model(tiny_model_folder("llama"))
+    model.network.model.layers[0].self_attn.v_proj.weight.zero_()
+    require_own_attention(model)
 
 
 def test_asking_leaves_nothing_behind(tiny_model, draw_tokens):
@@ -117,7 +132,7 @@ def test_positions_that_begin_anew_in_every_pass_are_found(model, monkeypatch, f
 
     monkeypatch.setattr(rotary, "forward", anew)
     message = fails_in_one_line(require_own_attention, model)
-    assert f"keys {WHOLE} differ by" in message and "counts positions by itself" in message
+    assert f"{FIRST_KEYS} {WHOLE} differ by" in message and "counts positions by itself" in message
 
 
 def test_positions_of_a_cache_that_are_off_by_one_are_found(model, monkeypatch, fails_in_one_line):
@@ -128,6 +143,16 @@ def test_positions_of_a_cache_that_are_off_by_one_are_found(model, monkeypatch, 
 
     monkeypatch.setattr(CompactedCache, "run", shifted)
     assert f"keys {IN_CHUNKS} differ by" in fails_in_one_line(require_own_attention, model)
+
+
+def test_positions_of_a_whole_text_that_are_off_by_one_are_found(model, monkeypatch, fails_in_one_line):
+    logits = type(model).logits
+
+    def shifted(self, token_ids, positions, num_logits):
+        return logits(self, token_ids, positions + (token_ids.shape[1] > 20), num_logits)
+
+    monkeypatch.setattr(type(model), "logits", shifted)
+    assert f"{FIRST_KEYS} {WHOLE} differ by" in fails_in_one_line(require_own_attention, model)
 
 
 def test_a_layer_that_remembers_more_than_keys_and_values_is_found(tiny_model, monkeypatch, fails_in_one_line):
