@@ -4,8 +4,9 @@ A sequence is made of parts that are tokenised apart, so that a token begins whe
 parts what they would be in the whole text:
 
 - A part that follows text begins as it does there. Some tokenizers write a blank before every text that they are given
-  (SentencePiece's dummy prefix, in one form or another); to those a part is given behind a character, whose tokens are
-  cut off. So a part has the tokens of the whole text wherever this has a token boundary at the part's beginning.
+  (SentencePiece's dummy prefix, in one form or another), or drop one; to those a part is given behind a character,
+  whose tokens are cut off. So a part has the tokens of the whole text wherever this has a token boundary at the
+  part's beginning.
 - Texts of users and files are text. A control token that is spelled out in one (`<|im_end|>`) is tokenised as plain
   text: a token boundary is set inside it, where plain text has its first one. Only what the chat format writes becomes
   control tokens. Without such a text the tokens are those of the whole part.
@@ -22,8 +23,11 @@ from typing import Any
 from kvpolicy.chat_format import added_tokens
 from kvpolicy.errors import InputError
 
-# One of them does not merge with what follows it. New lines are bytes of their own to most SentencePiece tokenizers.
-_LEADS = ("\n", "a", ".", "0", ")", "Z", "\N{CJK UNIFIED IDEOGRAPH-4E00}")
+# One of them does not merge with what follows it. First those behind which a word begins (WordPiece continues words in
+# tokens of their own); last the new line, which some normalizers take for a blank, and drop beside another one.
+_LEADS = ("\N{CJK UNIFIED IDEOGRAPH-4E00}", ".", ",", ")", "a", "Z", "0", "\n")
+
+_BEGINNINGS = ("a", " a")  # of texts: a blank may be written before the one, or dropped from the other
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer: Any, template_text: str) -> None:
-        """Read a tokenizer's control tokens and find out whether it writes blanks before texts.
+        """Read a tokenizer's control tokens and find out whether it treats the beginning of a text in another way.
 
         Args:
             tokenizer: A tokenizer of transformers.
@@ -71,15 +75,16 @@ class TextEncoder:
         # These also stand for characters that have no token: they are control tokens only where they are spelled out.
         bytes_spelled = _byte_tokens(tokenizer)
         self._stand_ins = {tokenizer.unk_token_id, *bytes_spelled}
-        controls = {**{int(number): str(text) for number, text in special}, **written, **bytes_spelled}
+        named = {number: text for number, text in special if number is not None}  # the vocabulary may lack some
+        controls = {**named, **written, **bytes_spelled}
         self._controls = {number: text for number, text in controls.items() if len(text.strip()) > 1}
         longest_first = sorted(self._controls.values(), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._boundaries: dict[str, int] = {}
         leads = {lead: self._tokens([lead])[0].ids for lead in _LEADS}
         self._leads = {lead: ids for lead, ids in leads.items() if ids and tokenizer.unk_token_id not in ids}
-        self._writes_blanks = True
-        self._writes_blanks = self._following(["a"])[0].ids != self._tokens(["a"])[0].ids
+        self._beginnings_differ = True
+        self._beginnings_differ = self._following(_BEGINNINGS) != self._tokens(_BEGINNINGS)
 
     def encode(self, pieces: Sequence[Piece], *, follows: bool) -> list[int]:
         """Tokenise a part.
@@ -133,7 +138,7 @@ class TextEncoder:
 
     def _following(self, texts: Sequence[str]) -> list[_Tokens]:
         """Tokens of texts, each of which follows text."""
-        if not self._writes_blanks:
+        if not self._beginnings_differ:
             return self._tokens(texts)
         done: dict[int, _Tokens] = {}
         for lead, lead_ids in self._leads.items():

@@ -128,6 +128,46 @@ def _newline(kind: str) -> str:
     return "Ċ" if kind.startswith("byte level") else "\n"
 
 
+@pytest.mark.parametrize("first", ["red,\n", "the lamp,", "lamp, "])
+def test_a_word_behind_a_part_is_a_word_to_word_pieces(first: str) -> None:
+    vocabulary = ["[UNK]", "red", "the", "lamp", "a", ",", *(f"##{letter}" for letter in "adehlmprt")]
+    model = models.WordPiece({text: number for number, text in enumerate(vocabulary)}, unk_token="[UNK]")
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    encoder = TextEncoder(tokenizer, "")
+    ids = encoder.encode([Piece(first)], follows=False) + encoder.encode([Piece("the lamp")], follows=True)
+    assert _names(tokenizer, ids) == _names(tokenizer, _ids(tokenizer, f"{first}the lamp"))
+    assert _names(tokenizer, ids)[-2:] == ["the", "lamp"]
+
+
+@pytest.mark.parametrize("second", [" red", "  red", "\n\nred", "red"])
+def test_a_blank_before_a_part_is_kept_where_new_lines_are_blanks(second: str) -> None:
+    # As SentencePiece's own normalization rules have it, and most conversions of them (XGLM).
+    one_blank = normalizers.Sequence([normalizers.Nmt(), normalizers.Replace(Regex(" {2,}"), " ")])
+    pieces = [("<unk>", 0.0), *((text, -1.0) for text in ("▁", "r", "e", "d", ".", "▁red"))]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.normalizer, backend.pre_tokenizer = one_blank, pre_tokenizers.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    encoder = TextEncoder(tokenizer, "")
+    ids = encoder.encode([Piece("red.")], follows=False) + encoder.encode([Piece(second)], follows=True)
+    assert _names(tokenizer, ids) == _names(tokenizer, _ids(tokenizer, f"red.{second}"))
+
+
+def test_a_blank_before_a_part_is_kept_where_those_before_texts_are_dropped() -> None:
+    tokenizer = _normalizing(normalizers.Strip(left=True, right=False))
+    encoder = TextEncoder(tokenizer, "")
+    parts = encoder.encode([Piece(" the")], follows=False), encoder.encode([Piece(" lamp")], follows=True)
+    assert [decoded(tokenizer, ids) for ids in parts] == ["the", " lamp"]
+
+
+def test_special_tokens_that_the_vocabulary_lacks_are_left_alone() -> None:
+    tokenizer = _normalizing(None)
+    tokenizer.pad_token = "<pad>"
+    assert tokenizer.pad_token_id is None
+    assert decoded(tokenizer, TextEncoder(tokenizer, "").encode([Piece("<pad>")], follows=False)) == "<pad>"
+
+
 def test_added_tokens_that_the_template_does_not_write_stay_what_texts_make_of_them() -> None:
     tokenizer = tiny_tokenizer("byte level")
     call = tokenizer.convert_tokens_to_ids(PLAIN_ADDED)
