@@ -14,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 PINNED_TIME = datetime.datetime(2024, 7, 26)
@@ -43,7 +44,7 @@ _PINNED_CLOCK = (
     "{% set clock.text = clock.text.replace(directive, value) %}{% endfor %}"
     "{% set clock.parts = clock.parts + [clock.text] %}{% endfor %}{{ clock.parts | join('%') }}{% endmacro %}\n"
 )
-_DRAWS = re.compile(r"\|\s*random\b|['\"]random['\"]|\blipsum\s*\(")
+_DRAWS = re.compile(r"(?:\||\bfilter)\s*random\b|['\"]random['\"]|\blipsum\s*\(")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class DialogueFormat:
         is_chat: Whether there is a chat template that works for dialogues.
         start_id: Token before everything that is not written in `head`, or None.
         strips: Whether the template leaves out white space at the ends of every text.
-        note: Why the format is not the model's own chat format; empty if it is.
+        note: As that of `PromptFormat`.
     """
 
     head: str
@@ -111,10 +112,8 @@ def prompt_format(tokenizer: Any) -> PromptFormat:
         end, start = tokenizer.eos_token_id, tokenizer.bos_token_id
         return PromptFormat(head="", tail="", is_chat=False, end_id=end, start_id=start, note=str(error))
     head, tail = rendered.split(_USER_MARK)
-    padded, rewritten = f"\n {_USER_MARK} \n", f"{_USER_MARK}{_REWRITTEN}{_USER_MARK}"
-    strips = _renders(tokenizer, padded, rendered)
-    is_verbatim = (strips or _renders(tokenizer, padded, head + padded + tail)) and _renders(
-        tokenizer, rewritten, head + rewritten + tail
+    strips, note = _treatment_of_texts(
+        lambda texts: _rendered_or_none(tokenizer, texts, add_generation_prompt=True), [_USER_MARK], [head, tail]
     )
     ends = _turn_ends(tokenizer)
     return PromptFormat(
@@ -124,7 +123,7 @@ def prompt_format(tokenizer: Any) -> PromptFormat:
         end_id=ends[0] if ends else tokenizer.eos_token_id,
         start_id=None,
         strips=strips,
-        note="" if is_verbatim else "the model's chat template rewrites texts, which are put in as they are",
+        note=note,
     )
 
 
@@ -137,13 +136,11 @@ def dialogue_format(tokenizer: Any) -> DialogueFormat:
     """
     try:
         rendered = _render_turns(tokenizer, _TURN_MARKS)
-        pieces, rest = [], rendered
-        for mark in _TURN_MARKS:
-            piece, found, rest = rest.partition(mark)
-            if found:
-                pieces.append(piece)
-        # Before turns 0 to 5; the first and the last exchange may be written differently, the one between is the rule.
-        if len(pieces) < len(_TURN_MARKS) or pieces[2] != pieces[4]:
+        any_mark = "|".join(_TURN_MARKS)
+        # Before turns 0 to 5 and after them; the first and the last exchange may be written differently, the one
+        # between is the rule.
+        pieces = re.split(any_mark, rendered)
+        if tuple(re.findall(any_mark, rendered)) != _TURN_MARKS or pieces[2] != pieces[4]:
             raise _UnusableTemplateError("the model's chat template does not write every turn of a dialogue, and alike")
     except _UnusableTemplateError as error:
         return DialogueFormat(
@@ -154,14 +151,20 @@ def dialogue_format(tokenizer: Any) -> DialogueFormat:
             start_id=tokenizer.bos_token_id,
             note=str(error),
         )
-    padded = [f"\n {mark} \n" for mark in _TURN_MARKS]
+    *marks, last_mark = _TURN_MARKS
+    strips, note = _treatment_of_texts(
+        lambda texts: _rendered_or_none(tokenizer, [*texts, last_mark]),
+        marks,
+        [*pieces[:5], f"{pieces[5]}{last_mark}{pieces[6]}"],
+    )
     return DialogueFormat(
         head=pieces[0],
         to_assistant=pieces[3],
         to_user=pieces[4],
         is_chat=True,
         start_id=None,
-        strips=_rendered_or_none(tokenizer, padded) == rendered,
+        strips=strips,
+        note=note,
     )
 
 
@@ -221,16 +224,32 @@ def added_tokens(tokenizer: Any) -> dict[int, Any]:
     return {int(number): token for number, token in added.items() if token.content.strip()}
 
 
-def _renders(tokenizer: Any, text: str, expected: str) -> bool:
-    try:
-        return _render_turns(tokenizer, [text], add_generation_prompt=True) == expected
-    except _UnusableTemplateError:
-        return False
+def _treatment_of_texts(
+    render: Callable[[list[str]], str | None], marks: list[str], around: list[str]
+) -> tuple[bool, str]:
+    """Whether a template strips texts, and a note if it changes them otherwise.
+
+    Args:
+        render: What the template writes for texts; None if it fails.
+        marks: Texts.
+        around: What it writes before each of them and after the last.
+    """
+
+    def as_they_are(texts: list[str]) -> str:
+        return "".join(map("".join, zip_longest(around, texts, fillvalue="")))
+
+    padded = [f"\n {mark} \n" for mark in marks]
+    rewritten = [f"{mark}{_REWRITTEN}{mark}" for mark in marks]
+    written = render(padded)
+    strips = written == as_they_are(marks)
+    if (strips or written == as_they_are(padded)) and render(rewritten) == as_they_are(rewritten):
+        return strips, ""
+    return strips, "the model's chat template rewrites texts, which are put in as they are"
 
 
-def _rendered_or_none(tokenizer: Any, texts: Iterable[str]) -> str | None:
+def _rendered_or_none(tokenizer: Any, texts: Iterable[str], *, add_generation_prompt: bool = False) -> str | None:
     try:
-        return _render_turns(tokenizer, texts)
+        return _render_turns(tokenizer, texts, add_generation_prompt=add_generation_prompt)
     except _UnusableTemplateError:
         return None
 
@@ -258,6 +277,7 @@ def _render_turns(tokenizer: Any, texts: Iterable[str], *, add_generation_prompt
             kvp_directives=_PINNED_DIRECTIVES,
             **_TEMPLATE_VARIABLES,
         )
+        rendered.encode()  # half of a pair of surrogates is no text
     except _UnusableTemplateError:
         raise
     except Exception as error:  # templates are programs of their authors: whatever they raise, there is no format

@@ -84,7 +84,13 @@ def test_the_clock_of_templates_stands_still() -> None:
 
 
 @pytest.mark.parametrize(
-    "draw", ["{{ ['a', 'b'] | random }}", "{{ lipsum(1) }}", "{{ [['a']] | map('random') | first }}"]
+    "draw",
+    [
+        "{{ ['a', 'b'] | random }}",
+        "{{ lipsum(1) }}",
+        "{{ [['a']] | map('random') | first }}",
+        "{% filter random %}ab{% endfilter %}",
+    ],
 )
 def test_a_template_that_draws_at_random_is_not_used(draw: str) -> None:
     form = prompt_format(_tokenizer(f"{draw}{CHAT}"))
@@ -98,6 +104,7 @@ def test_a_template_that_draws_at_random_is_not_used(draw: str) -> None:
         (None, "the model has no chat template"),
         ("{{ raise_exception('only for calls\nof tools') }}", "the model's chat template fails (only for calls)"),
         ("{{ messages[0]['content'] | lower }}", "the model's chat template does not write the user's text once and"),
+        ("\ud800" + CHAT, "the model's chat template fails ('utf-8' codec can't encode"),
         ("no text", "the model's chat template does not write the user's text once and as it is"),
     ],
 )
@@ -124,12 +131,39 @@ def test_a_template_that_rewrites_texts_is_followed_around_them_and_says_so(filt
     assert prompt_format(_tokenizer(CHAT)).note == ""
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Title: {{ messages[0].content }}" + CHAT,
+        CHAT + "{{ messages[0].content }}",
+        CHAT + "{{ messages[-1].content }}",
+    ],
+)
+def test_a_template_that_writes_a_text_twice_is_not_used(written: str) -> None:
+    for form in (prompt_format(_tokenizer(written)), dialogue_format(_tokenizer(written))):
+        assert not form.is_chat and "does not write" in form.note
+
+
+@pytest.mark.parametrize(("role", "is_said_of_prompts"), [("user", True), ("assistant", False)])
+def test_a_template_that_rewrites_the_turns_of_one_role_says_so_of_dialogues(
+    role: str, is_said_of_prompts: bool
+) -> None:
+    for filters, strips in (("escape", False), ("trim", True)):
+        content = f"(m['content'] | {filters} if m['role'] == '{role}' else m['content'])"
+        tokenizer = _tokenizer(CHAT.replace("m['content']", content))
+        form = dialogue_format(tokenizer)
+        assert (form.is_chat, form.strips) == (True, False)
+        assert form.note == "the model's chat template rewrites texts, which are put in as they are"
+        assert bool(prompt_format(tokenizer).note) == (is_said_of_prompts and not strips)
+    assert dialogue_format(_tokenizer(CHAT)).note == ""
+
+
 @pytest.mark.parametrize("message", ["the lamp", "\n  the lamp\n", "the\n\n  lamp "])
 def test_white_space_at_the_ends_is_left_out_where_the_template_does_so(message: str) -> None:
     for template in (CHAT, CHAT.replace("m['content']", "m['content'] | trim")):
         tokenizer = _tokenizer(template)
         assert prompt_format(tokenizer).strips is dialogue_format(tokenizer).strips is ("trim" in template)
-        assert not prompt_format(tokenizer).note
+        assert not prompt_format(tokenizer).note and not dialogue_format(tokenizer).note
         turns = [{"role": "user", "content": message}]
         rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
         assert encode_message(message, tokenizer) == rendered
