@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+# The same character where a text holds it: as SentencePiece, byte-level tokens and tokens of single bytes are named.
+_SPELLED = (_UNFINISHED, "ï¿½", "<0xEF><0xBF><0xBD>")
 
 
 def token_pieces(token_ids: Sequence[int], tokenizer: Any) -> list[str]:
@@ -32,12 +34,21 @@ def token_pieces(token_ids: Sequence[int], tokenizer: Any) -> list[str]:
     before, whole = 0, 0  # where the last text that was whole begins and ends
     for end in range(1, len(token_ids) + 1):
         text = text_of(token_ids[before:end])
-        if text.endswith(_UNFINISHED) and end < len(token_ids):
+        if (
+            text.endswith(_UNFINISHED)
+            and end < len(token_ids)
+            and not _is_replacement(token_ids[before:end][-3:], tokenizer)
+        ):
             pieces.append("")
             continue
         pieces.append(text[len(text_of(token_ids[before:whole])) :])
         before, whole = whole, end
     return pieces
+
+
+def _is_replacement(token_ids: Sequence[int], tokenizer: Any) -> bool:
+    """Whether tokens end with a replacement character of the text, rather than some bytes of a letter."""
+    return "".join(tokenizer.convert_ids_to_tokens(list(token_ids))).endswith(_SPELLED)
 
 
 def _decoded(token_ids: Sequence[int], tokenizer: Any) -> str:

@@ -1,5 +1,7 @@
 """Text of single tokens: together it is the text of all, and each letter is in one piece."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,17 @@ def test_a_letter_of_several_tokens_belongs_to_the_last(tiny_model):
     assert token_pieces(tokenizer("aü€", add_special_tokens=False)["input_ids"], tokenizer) == [
         "a", "", "ü", "", "", "€",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["byte level", "bpe, metaspace first", "unigram, prepending normalizer"])
+@pytest.mark.parametrize("text", ["\ufffd", "a\ufffd\ufffdé€\ufffd\ufffd👩\ufffd", "\ufffd" * 3000])
+def test_replacement_characters_in_a_text_are_pieces_soon(kind, text):
+    tokenizer = tiny_tokenizer(kind)
+    start = time.perf_counter()
+    pieces = token_pieces(tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer)
+    assert time.perf_counter() - start < 3  # a tenth of a second on an idle machine
+    assert "".join(pieces).removeprefix(" ") == text
+    assert all(len(piece) <= 1 for piece in pieces)
 
 
 def test_blanks_and_special_tokens_are_seen(embedded_tokenizer):
