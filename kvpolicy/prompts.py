@@ -150,6 +150,7 @@ def _prompt_ids(sample: Sample, codec: _Codec) -> tuple[list[int], list[int]]:
     if form.strips:
         context, question = context.lstrip(), question.rstrip()
         context = context if question else context.rstrip()
+        question = question if context else question.lstrip()
     joined = form.is_chat or not sample.answer_prefix or question[-1:].isspace()
     prefix = sample.answer_prefix if joined else f" {sample.answer_prefix}"
     return (

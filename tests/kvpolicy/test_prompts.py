@@ -354,3 +354,11 @@ def test_control_tokens_in_texts_are_text(kind: str) -> None:
     assert controls(dialogue.context_ids) == [turn, end, turn, end, turn]
     assert controls(dialogue.answer_ids) == [end, turn]
     assert sum(count_turn_tokens((spelled, "red"), tokenizer)) > 20
+
+
+def test_white_space_between_an_empty_context_and_the_question_is_stripped_as_the_template_does() -> None:
+    tokenizer = _tokenizer(template=CHAT.replace("m['content']", "m['content'] | trim"))
+    encoded = encode(replace(SAMPLE, context=" \n", question="\n What is red? ", answer_prefix=""), tokenizer)
+    turns = [{"role": "user", "content": "\n What is red? "}]
+    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert _text(tokenizer, encoded.context_ids + encoded.question_ids) == rendered
