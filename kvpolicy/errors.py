@@ -6,9 +6,9 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an error's message, with the next where it ends in a colon; its type where there is none."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
 
 
 def message_with_notes(error: BaseException) -> str:

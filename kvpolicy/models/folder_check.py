@@ -1,4 +1,4 @@
-"""What a model folder is refused for before anything of it is loaded: code, and files outside its digest.
+"""What a model folder is refused for before anything of it is loaded: code, files outside its digest, damage.
 
 Code of a model is never run. Where a folder names some (`auto_map`) and transformers implements the same architecture
 and the tokenizer that the folder declares, transformers' own classes are used in the code's place; otherwise the folder
@@ -25,11 +25,10 @@ _REMEDY = "use a model that transformers implements"
 def require_loadable_folder(folder: Path) -> None:
     """Refuse a folder that could not be loaded without running code of its own, or without files outside its digest.
 
-    Files that are no JSON pass: loading refuses them in its own words.
-
     Raises:
         InputError: With what is wrong and what to do, and without the name of the model, which the caller knows.
     """
+    _require_readable_files(folder)
     if (folder / "adapter_config.json").exists():
         raise InputError(
             "adapter_config.json makes it an adapter of another model: merge it into that model and save it"
@@ -41,11 +40,27 @@ def require_loadable_folder(folder: Path) -> None:
             "config.json refers to other configurations (configuration_files): save it with transformers again"
         )
     _require_known_implementation(config)
+    _require_known_quantization(config)
     _require_own_architecture(config)
     _require_own_tokenizer(tokenizer)
     for place, name in _references(folder, config, tokenizer):
         if not _is_beside(name):
             raise InputError(f"{place} refers to {name!r}, which is not a file of a model beside it: save it there")
+    _require_token_ids(_read_object(folder / "generation_config.json").get("eos_token_id"))
+
+
+def _require_readable_files(folder: Path) -> None:
+    """Refuse links that lead nowhere, and pipes, on which reading would wait."""
+    for path in sorted(folder.iterdir()):
+        if is_content(path.name) and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path.name} is not a file, or a link that leads to none: fetch it again")
+
+
+def _require_token_ids(ends: Any) -> None:
+    if not all(isinstance(end, int) for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise InputError(
+            f"generation_config.json has eos_token_id {ends!r}: expected the id of a token, or a list of these"
+        )
 
 
 def _require_known_implementation(config: Mapping[str, Any]) -> None:
@@ -60,6 +75,20 @@ def _require_known_implementation(config: Mapping[str, Any]) -> None:
                 raise InputError(f"config.json asks for the kernel {name!r} ({key}), which is code: delete that entry")
 
 
+def _require_known_quantization(config: Mapping[str, Any]) -> None:
+    """Refuse weights that transformers would take for plain ones, with no more than a warning."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict) or "quant_method" not in quantization:
+        return  # refused in loading, if there is one
+    from transformers.quantizers import AutoHfQuantizer
+
+    if not AutoHfQuantizer.supports_quant_method(quantization):
+        raise InputError(
+            f"config.json names weights that are quantized by {quantization['quant_method']!r}, which transformers "
+            "does not know: use the model that they were made of"
+        )
+
+
 def _require_own_architecture(config: Mapping[str, Any]) -> None:
     """Refuse a configuration whose architecture only its own code implements."""
     code = _code_of(config, "AutoConfig", "AutoModelForCausalLM", "AutoModel")
@@ -69,7 +98,7 @@ def _require_own_architecture(config: Mapping[str, Any]) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture = config.get("model_type")
-    if architecture not in CONFIG_MAPPING:
+    if not isinstance(architecture, str) or architecture not in CONFIG_MAPPING:
         raise InputError(
             f"config.json names code of its own ({code}), which is never run, and transformers "
             f"{transformers.__version__} has no architecture {architecture!r}: {_REMEDY}"
@@ -107,7 +136,8 @@ def _references(folder: Path, config: Mapping[str, Any], tokenizer: Mapping[str,
     """Other files that the files of a folder name, each with the file that does."""
     if config.get("transformers_weights") is not None:
         yield "config.json", config["transformers_weights"]
-    for name in tokenizer.get("fast_tokenizer_files") or ():
+    files = tokenizer.get("fast_tokenizer_files") or []
+    for name in files if isinstance(files, list) else [files]:
         yield "tokenizer_config.json", name
     for index in sorted(folder.glob("*.index.json")):
         weights = _read_object(index).get("weight_map")
@@ -120,9 +150,15 @@ def _is_beside(name: Any) -> bool:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is none to read."""
+    """A JSON object, or an empty one where there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read ({error.strerror}): fetch it again") from error
+    except (ValueError, RecursionError):  # of damage, or brackets without end
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path.name} is not a JSON object: fetch it again")
+    return content

@@ -85,7 +85,7 @@ def read_config(file: GgufFile) -> Any:
     fields = ArchitectureFields(file)
     entries = _counts(file, fields)
     name, entry = architecture.epsilon
-    entries[entry] = fields.need(name)
+    entries[entry] = fields.number(name)
     if not fields.take("attention.causal", True):
         raise InputError("its attention is not causal")
     for remark in _REMARKS:
@@ -117,22 +117,25 @@ def _counts(file: GgufFile, fields: ArchitectureFields) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise InputError("it has no tensor token_embd.weight: copy or make it again")
     rows = file.shape("token_embd.weight")[0]
-    if fields.take("vocab_size", rows) != rows:
+    if fields.count("vocab_size", rows) != rows:
         raise InputError(f"its header names another number of tokens than it has embeddings ({rows})")
-    heads, width = fields.need("attention.head_count"), fields.need("embedding_length")
-    head_dim, value_dim = (fields.take(f"attention.{name}_length", width // heads) for name in ("key", "value"))
+    heads, width = fields.count("attention.head_count"), fields.count("embedding_length")
+    head_dim, value_dim = (fields.count(f"attention.{name}_length", width // heads) for name in ("key", "value"))
     if head_dim != value_dim:
         raise InputError(f"its keys have {head_dim} dimensions and its values {value_dim}, which is not supported")
+    layers = fields.count("block_count")
+    if not any(name.startswith(f"blk.{layers - 1}.") for name in file.tensors):  # millions would be made before
+        raise InputError(f"its header has {layers} layers, and the last has no tensor: copy or make it again")
     return {
         "_model_name_or_path": str(file.fields.get("general.name", file.path.stem)),
         "vocab_size": rows,
         "hidden_size": width,
-        "intermediate_size": fields.need("feed_forward_length"),
-        "num_hidden_layers": fields.need("block_count"),
+        "intermediate_size": fields.count("feed_forward_length"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.take("attention.head_count_kv", heads),
+        "num_key_value_heads": fields.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": fields.need("context_length"),
+        "max_position_embeddings": fields.count("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,  # llama.cpp then uses the embeddings
     }
 
@@ -145,7 +148,7 @@ def _special_tokens(file: GgufFile) -> dict[str, Any]:
 
 def _gemma3(file: GgufFile, fields: ArchitectureFields, entries: dict[str, Any]) -> None:
     """Windowed layers have a base of their own and no scaling; the largest model scales by the width of a head."""
-    windowed = {"rope_type": "default", "rope_theta": fields.take("rope.freq_base_swa", 10_000.0)}
+    windowed = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
     entries["rope_parameters"] = {"full_attention": entries["rope_parameters"], "sliding_attention": windowed}
     is_largest = entries["num_hidden_layers"] == 62  # as llama.cpp knows it: the header does not say
     per_head = entries["hidden_size"] // entries["num_attention_heads"]

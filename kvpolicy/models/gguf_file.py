@@ -3,6 +3,7 @@
 Not for what the header means: `gguf_config`, `gguf_tokenizer`; nor for the tensors' values: `gguf_weights`.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,16 +77,31 @@ class ArchitectureFields:
             raise InputError(f"its header has {self._prefix}{name} layer by layer, which is not supported")
         return value
 
-    def need(self, name: str) -> Any:
-        """Take a field that must be there.
+    def count(self, name: str, default: int | None = None) -> int:
+        """Take a whole number above zero, or the default where the header has none, or zero.
 
         Raises:
-            InputError: If it is not.
+            InputError: If it is anything else, or there is none and no default.
         """
-        value = self.take(name)
-        if value is None:
-            raise InputError(f"its header has no {self._prefix}{name}")
-        return value
+        count: int = self._positive(name, int, default)
+        return count
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Take a number above zero, or the default where the header has none, or zero.
+
+        Raises:
+            InputError: If it is anything else, or there is none and no default.
+        """
+        number: float = self._positive(name, (int, float), default)
+        return number
+
+    def _positive(self, name: str, kind: Any, default: Any) -> Any:
+        value = self.take(name) or 0
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 <= value < math.inf:
+            raise InputError(f"its header has {self._prefix}{name} = {value!r}, which cannot be: copy or make it again")
+        if not value and default is None:
+            raise InputError(f"its header has no {self._prefix}{name}, or zero: copy or make it again")
+        return value or default
 
     def require_taken(self) -> None:
         """Refuse what nothing was made of, other than zeros, which switch a field off.
@@ -111,15 +127,36 @@ def read_gguf(path: Path) -> GgufFile:
     with path.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise InputError(f"GGUF file {path} cannot be converted: it does not begin as one; check the copy")
+    from gguf import GGUFEndian
+
     try:
         reader = _read(path)
     except EOFError as error:
         raise InputError(f"GGUF file {path} cannot be read: {error}; check that it is complete") from error
-    return GgufFile(
-        path=path,
-        fields={name: field.contents() for name, field in reader.fields.items()},
-        tensors={tensor.name: tensor for tensor in reader.tensors},
-    )
+    try:
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"GGUF file {path} cannot be converted: a text in its header is not UTF-8; make it again"
+        ) from error
+    if reader.endianess != GGUFEndian.LITTLE:
+        raise InputError(
+            f"GGUF file {path} cannot be converted: its bytes are in big-endian order; make it for this one"
+        )
+    _require_places(reader, path)
+    return GgufFile(path=path, fields=fields, tensors={tensor.name: tensor for tensor in reader.tensors})
+
+
+def _require_places(reader: Any, path: Path) -> None:
+    """Refuse tensors that do not lie one behind the other, as the format has them: some would be read as others."""
+    end = int(reader.data_offset)
+    for tensor in reader.tensors:
+        if int(tensor.data_offset) != end:
+            raise InputError(
+                f"GGUF file {path} cannot be converted: tensor {tensor.name} begins at byte {int(tensor.data_offset)}, "
+                f"expected {end}; make or copy it again"
+            )
+        end += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
 
 
 def is_part(gguf: Path) -> bool:

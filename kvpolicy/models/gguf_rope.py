@@ -39,8 +39,8 @@ def read_rope(
     Raises:
         InputError: If no rope parameters of transformers give the same.
     """
-    rotated = fields.take("rope.dimension_count", head_dim)
-    theta = fields.take("rope.freq_base", 10_000.0)
+    rotated = fields.count("rope.dimension_count", head_dim)
+    theta = fields.number("rope.freq_base", 10_000.0)
     base: dict[str, Any] = {"rope_theta": theta}
     if is_partly_rotary:
         base["partial_rotary_factor"] = rotated / head_dim
@@ -53,9 +53,9 @@ def _scaling(
     file: GgufFile, fields: ArchitectureFields, *, theta: float, pairs: int, max_positions: int
 ) -> dict[str, Any]:
     kind = fields.take("rope.scaling.type") or "linear"  # what llama.cpp takes for granted
-    factor = fields.take("rope.scaling.factor") or fields.take("rope.scale_linear") or 1.0
-    original = fields.take("rope.scaling.original_context_length")
-    attention = fields.take("rope.scaling.attn_factor") or 1.0
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
+    original = fields.count("rope.scaling.original_context_length", 0) or None
+    attention = fields.number("rope.scaling.attn_factor", 1.0)
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise InputError(f"its rotary positions are scaled by {kind!r}, which is not known here")
     if kind == "none":
@@ -109,7 +109,7 @@ def _yarn(fields: ArchitectureFields, *, factor: float, original: int, attention
     """YaRN as both compute it: attention is scaled by 1 + ln(factor)/10, and by nothing besides."""
     others = {
         "attn_factor": attention,
-        "yarn_attn_factor": fields.take("rope.scaling.yarn_attn_factor", 1.0),
+        "yarn_attn_factor": fields.number("rope.scaling.yarn_attn_factor", 1.0),
         "yarn_ext_factor": fields.take("rope.scaling.yarn_ext_factor", 1.0),
     }
     for name, value in others.items():
@@ -119,8 +119,8 @@ def _yarn(fields: ArchitectureFields, *, factor: float, original: int, attention
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": original,
-        "beta_fast": fields.take("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": fields.take("rope.scaling.yarn_beta_slow", 1.0),
+        "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
     }
 
 

@@ -85,7 +85,7 @@ def check_recorded_digests(folder: Path) -> None:
     try:
         digests = dict(json.loads(record.read_text()))
         damaged = [folder / name for name, expected in digests.items() if not _has_digest(folder / name, expected)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         digests, damaged = {}, [record]
     if damaged or not digests:
         raise InputError(

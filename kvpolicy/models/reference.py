@@ -6,7 +6,8 @@ What is in MLflow's registry becomes such a folder first, in `tasks.model`.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,13 +61,15 @@ def resolve_model(source: str = EMBEDDED, *, cache: Path | None = None) -> Model
     cache = cache or default_cache()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        path = Path(source).expanduser()
     except OSError as error:
         raise InputError(
             f"the model cache {cache} cannot be made ({error.strerror}): set KVP_CACHE to a folder that can be written"
         ) from error
-    except RuntimeError as error:
-        raise InputError(f"model {source!r}: {error}") from error
+    with _readable(source):
+        return _resolve(source, Path(source).expanduser(), cache)
+
+
+def _resolve(source: str, path: Path, cache: Path) -> ModelReference:
     if source == EMBEDDED:
         return _reference(embedded_model_folder(cache), name=NAME, source=source, revision=WHEEL)
     if path.suffix == ".gguf":
@@ -96,17 +99,30 @@ def find_model(source: str, *, cache: Path | None = None) -> ModelReference | No
         InputError: If there is no such model, or its files are damaged.
     """
     cache = cache or default_cache()
-    path = Path(source).expanduser()
-    if source == EMBEDDED and not embedded_model_place(cache).exists():
-        return None
-    if path.suffix == ".gguf" and not _gguf_place(path, cache).exists():
-        return None
-    if is_hub_id(source) and not path.is_dir():
-        try:
-            return _from_hub(source, cache, only_local=True)
-        except InputError:
+    with _readable(source):
+        path = Path(source).expanduser()
+        if source == EMBEDDED and not embedded_model_place(cache).exists():
             return None
+        if path.suffix == ".gguf" and not _gguf_place(path, cache).exists():
+            return None
+        if is_hub_id(source) and not path.is_dir():
+            try:
+                return _from_hub(source, cache, only_local=True)
+            except InputError:
+                return None
     return resolve_model(source, cache=cache)
+
+
+@contextmanager
+def _readable(source: str) -> Iterator[None]:
+    """Make one line of a model that cannot be read: its name is too long, a folder is closed to this user."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        raise InputError(f"model {source[:80]!r} cannot be read ({reason[:200]}): check its path and rights") from error
+    except RuntimeError as error:  # of `expanduser`: there is no such user
+        raise InputError(f"model {source!r}: {error}") from error
 
 
 def is_hub_id(source: str) -> bool:
