@@ -59,7 +59,8 @@ def test_a_model_of_few_positions_is_asked_too(tiny_model, most):
 
 def test_differential_attention_is_refused_when_it_is_loaded(tiny_model_folder, fails_in_one_line):
     message = fails_in_one_line(load_language_model, tiny_model_folder("diffllama"))
-    assert "layers 0, 1, 2 of 3 ran attention more than once" in message and "diffllama" in message
+    twice, other = "layers 0, 1, 2 of 3 ran attention more than once", "cannot be loaded"  # by release
+    assert (twice in message or other in message) and "diffllama" in message
 
 
 @pytest.fixture(params=TYPES)
