@@ -23,6 +23,7 @@ from pathlib import Path
 from flows.process import environment_with
 from flows.services.processes import SERVER, Service, last_error, recorded, wait_for
 from flows.services.recovery import UnfinishedRun, marked_process, recover
+from kvpolicy.errors import first_line
 from storage.database import require_postgresql, require_sqlite, sqlite_path
 from storage.errors import StorageError
 from storage.home import Home, exclusive
@@ -49,6 +50,7 @@ def own_server(home: Home) -> Iterator[Callable[[], list[UnfinishedRun]]]:
         A function that waits until the server answers, and gives the flow runs of the home that were found dead; call
         it before the first flow.
     """
+    _require_usable_proxies()
     with ExitStack() as stack:
         if "PREFECT_API_URL" in os.environ:
             wait, own_state = partial(_require_server, os.environ["PREFECT_API_URL"]), False
@@ -128,6 +130,22 @@ def require_database(home: Home) -> None:
         require_sqlite(sqlite_path(url))
     else:
         require_postgresql(url)
+
+
+def _require_usable_proxies() -> None:
+    """Refuse proxies that httpx, and so Prefect's client, cannot make a client with, whatever host it is to ask.
+
+    SOCKS takes another package, which nobody else needs.
+    """
+    import httpx
+
+    try:
+        httpx.Client(verify=False).close()  # asks nobody anything
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise StorageError(
+            f"the proxies that the environment names cannot be used ({first_line(error)}): "
+            "mend or unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, in upper and lower case"
+        ) from error
 
 
 def _require_server(url: str) -> None:

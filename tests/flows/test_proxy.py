@@ -1,5 +1,6 @@
 """A proxy that is set for the network: nothing that is asked of this machine goes through it."""
 
+import importlib.util
 import os
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from threading import Thread
 import httpx
 import pytest
 import requests
+from outcomes import assert_refused
 from processes import environment, run_command
 
 from flows.process import reach_loopback_directly
@@ -114,6 +116,20 @@ def test_a_command_asks_the_server_that_it_is_given_directly(proxy, kvp, tmp_pat
     said = kvp(*words, home=tmp_path / "home", NO_PROXY="", no_proxy="", **proxy.variables)
     assert (said.code, said.stdout) == (0, "nothing new\n"), said.stderr
     assert proxy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("ALL_PROXY", "socks5://127.0.0.1:9"), ("http_proxy", "gopher://a"), ("HTTPS_PROXY", "http://a:b")],
+)
+def test_a_proxy_that_no_client_takes_is_refused_before_anything_starts(kvp, tmp_path, name, url):
+    if url.startswith("socks") and importlib.util.find_spec("socksio"):
+        pytest.skip("this environment has what SOCKS takes")
+    (tmp_path / "models").mkdir()
+    words = ("watch", "--source", f"folder:{tmp_path / 'models'}", "--preset", "smoke")
+    finished = kvp(*words, home=tmp_path / "home", **{name: url})
+    assert_refused(finished, "the proxies that the environment names cannot be used")
+    assert not (tmp_path / "home" / "prefect").exists()
 
 
 @pytest.mark.slow
