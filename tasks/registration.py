@@ -4,6 +4,7 @@ The catalog is the record: whatever MLflow has lost of a policy set is made agai
 """
 
 from storage.catalog import Catalog
+from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow_tables import has_run
 from storage.tables import quote
@@ -44,7 +45,12 @@ def ensure_registered(home: Home, policy_set_id: str) -> None:
         return
     edges = catalog.rows("edges", f"artifact_id = {quote(policy_set_id)} AND role = 'output'", ["run_id"])
     names = ", ".join(quote(edge["run_id"]) for edge in edges)
-    training = catalog.completed_run(catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'")[-1])
+    made = catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'") if edges else []
+    if not made:
+        raise StorageError(
+            f"{policy_set_id} is not in MLflow's registry, and no training in this home made it: choose another one"
+        )
+    training = catalog.completed_run(made[-1])
     model_id, snapshot_id, run_id = training.inputs["model"], training.inputs["snapshot"], training.mlflow_run_id
     if not has_run(home, run_id):  # with the whole database, or by `mlflow gc`; its curves are in the catalog
         model, snapshot = catalog.artifacts([model_id, snapshot_id])

@@ -14,6 +14,7 @@ from kvpolicy.promotion import PromoteConfig, decide_promotion
 from kvpolicy.training import TrainConfig
 from storage.catalog import Artifact, Catalog
 from storage.digests import digest_json
+from storage.errors import StorageError
 from storage.home import Home
 from storage.parquet import write_rows
 from storage.promotions import read_history
@@ -31,6 +32,7 @@ from tasks.promote import (
 )
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.references import ShardRef
+from tasks.registration import ensure_registered
 from tasks.train import assemble_policy, train_heads
 
 COLLECT = CollectConfig(num_train_samples=1, num_heldout_samples=1)
@@ -317,6 +319,13 @@ def test_a_version_that_was_deleted_in_mlflow_is_registered_again_to_be_champion
     assert not Tracking(copied).has_policy(second.artifact_id)
     assert promote_by_hand(copied, second.artifact_id, reason="")["champion_id"] == second.artifact_id
     assert aliased(copied, first)[0] == second.artifact_id
+
+
+def test_one_that_no_training_made_is_refused(copied):
+    artifact = Artifact(kind="policy_set", digest="f" * 64, name="by hand")
+    Catalog(copied).register(artifact)
+    with pytest.raises(StorageError, match=f"{artifact.artifact_id} is not in MLflow's registry, and no training"):
+        ensure_registered(copied, artifact.artifact_id)
 
 
 def test_another_setting_decides_only_where_it_is_the_only_one():
