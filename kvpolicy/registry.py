@@ -31,6 +31,31 @@ class Choice:
     version: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, order=True)
+class Extension:
+    """What an installed package offers by an entry point.
+
+    Attributes:
+        name: Under which it is chosen.
+        value: Where it is, as `module:attribute`.
+        package: Name of the package.
+        version: Version of the package.
+    """
+
+    name: str
+    value: str
+    package: str
+    version: str
+
+    def load(self) -> Any:
+        """Import it, with whatever error that raises."""
+        return EntryPoint(name=self.name, value=self.value, group="").load()
+
+    def __str__(self) -> str:
+        """The package as errors name it."""
+        return f"package {self.package} {self.version}"
+
+
 class Registry(Generic[T]):
     """All choices of one kind by name, our own first."""
 
@@ -69,7 +94,7 @@ class Registry(Generic[T]):
         if name in self._own:
             return self._own[name]
         if name not in self._loaded:
-            self._loaded[name] = self._load(name, self._entry(name))
+            self._loaded[name] = self._load(name, self._extension(name))
         return self._loaded[name]
 
     def choices(self, names: Iterable[str]) -> tuple[Choice, ...]:
@@ -84,50 +109,44 @@ class Registry(Generic[T]):
         module: str = self[name].__module__
         if name in self._own:
             return Choice(module=module)
-        distribution = self._entry(name).dist
-        return Choice(
-            module=module,
-            package=distribution.name if distribution else "",
-            version=distribution.version if distribution else "",
-        )
+        extension = self._extension(name)
+        return Choice(module=module, package=extension.package, version=extension.version)
 
-    def _entry(self, name: str) -> EntryPoint:
+    def _extension(self, name: str) -> Extension:
         if name not in self.names:
             raise InputError(f"{self._kind} {name!r} is unknown, expected one of {', '.join(self.names)}")
         return self._offered()[name]
 
-    def _load(self, name: str, entry: EntryPoint) -> T:
+    def _load(self, name: str, extension: Extension) -> T:
         try:
-            made: T = entry.load()
+            made: T = extension.load()
         except Exception as error:  # whatever importing somebody's package may raise
             reason = f"{type(error).__name__}: {first_line(error)}"
         else:
             reason = self._check(name, made)
         if reason:
-            raise InputError(
-                f"{self._kind} {name!r} of package {_package(entry)} cannot be used: {reason}; mend or uninstall it"
-            )
+            raise InputError(f"{self._kind} {name!r} of {extension} cannot be used: {reason}; mend or uninstall it")
         return made
 
-    def _offered(self) -> Mapping[str, EntryPoint]:
-        offered: dict[str, EntryPoint] = {}
-        for entry in installed_extensions(self._kind):
-            other = offered.get(entry.name)
-            if entry.name in self._own or (other is not None and other.value != entry.value):
-                owner = "kvpolicy itself" if other is None else f"package {_package(other)}"
+    def _offered(self) -> Mapping[str, Extension]:
+        offered: dict[str, Extension] = {}
+        for extension in installed_extensions(self._kind):
+            name, other = extension.name, offered.get(extension.name)
+            if name in self._own or (other is not None and other.value != extension.value):
                 raise InputError(
-                    f"package {_package(entry)} offers a {self._kind} {entry.name!r}, a name that {owner} has: "
+                    f"{extension} offers a {self._kind} {name!r}, a name that {other or 'kvpolicy itself'} has: "
                     "rename it, or uninstall one of them"
                 )
-            offered[entry.name] = entry
+            offered[name] = extension
         return offered
 
 
 @functools.cache
-def installed_extensions(kind: str) -> tuple[EntryPoint, ...]:
-    """Entry points of one kind that installed packages have, in the order of their names."""
-    return tuple(sorted(entry_points(group=f"kvpolicy.{kind}s"), key=lambda entry: (entry.name, entry.value)))
-
-
-def _package(entry: EntryPoint) -> str:
-    return "without a name" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+def installed_extensions(kind: str) -> tuple[Extension, ...]:
+    """What installed packages offer of one kind, in the order of their names."""
+    found = {
+        Extension(name=entry.name, value=entry.value, package=entry.dist.name, version=entry.dist.version)
+        for entry in entry_points(group=f"kvpolicy.{kind}s")
+        if entry.dist is not None
+    }
+    return tuple(sorted(found))

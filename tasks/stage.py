@@ -53,9 +53,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def code_of(module: str) -> str:
     """Fingerprint of the code that the tasks of a module run, whatever is chosen, as this process has loaded it."""
-    extensions = [entry for kind in ("method", "objective") for entry in installed_extensions(kind)]
-    packages = sorted({(entry.value, entry.dist.version if entry.dist else "") for entry in extensions})
-    return digest_json([_project_code().module_digests(module), packages])
+    extensions = [str(extension) for kind in ("method", "objective") for extension in installed_extensions(kind)]
+    return digest_json([_project_code().module_digests(module), extensions])
 
 
 def stage_task(name: str) -> Callable[[F], F]:

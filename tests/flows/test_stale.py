@@ -62,11 +62,10 @@ def test_what_changes_no_result_makes_nothing_stale(kvp, small_run, tmp_path):
     (methods / "newest.py").write_text(
         (methods / "knorm.py").read_text().replace("class KNorm", "class Newest").replace('"knorm"', '"newest"')
     )
-    change(methods / "registry.py", "        Full,\n", "        Full,\n        Newest,\n")
-    change(methods / "registry.py", "\n_METHODS", "from kvpolicy.methods.newest import Newest\n\n_METHODS")
+    change(methods / "registry.py", "    H2O,\n", "    H2O,\n    Newest,\n")
+    change(methods / "registry.py", "\n_OWN", "from kvpolicy.methods.newest import Newest\n\n_OWN")
     append(methods / "pyramidkv.py", "CHANGED = 1")
-    change(objectives / "registry.py", '"soft_rank"]', '"soft_rank", "newest"]')
-    change(objectives / "registry.py", '    "mse": mse_loss,\n', '    "mse": mse_loss,\n    "newest": mse_loss,\n')
+    change(objectives / "registry.py", '"mse": mse_loss,', '"mse": mse_loss, "newest": mse_loss,')
     append(objectives / "rloo.py", "CHANGED = 1")
     assert causes(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources))) == {}
 
