@@ -182,7 +182,7 @@ def test_a_worker_with_other_code_refuses_in_one_line(kvp, options, dask_cluster
     for package in ("kvpolicy", "tasks", "storage", "flows", "dashboards"):
         shutil.copytree(CHECKOUT / package, other / package)
     with (other / "tasks" / "collect.py").open("a") as stream:
-        stream.write("\n# Another version.\n")
+        stream.write("\nANOTHER_VERSION = True\n")
     address = dask_cluster(PYTHONPATH=str(other))
     home = tmp_path / "home"
     said = kvp("run", *options, "--runner", "dask", "--runner-address", address, home=home)
