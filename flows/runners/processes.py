@@ -4,7 +4,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 from flows.options import Runner
 from flows.runners.engine import Engine, workers_here
@@ -21,6 +24,8 @@ def start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
     # A worker that is killed while it writes to Prefect's queue of messages keeps its lock for ever, and this process,
     # which waits for what it has put there itself, would not end. Prefect 3.9 has no public way to say so.
     stack.callback(pool._subprocess_message_queue.cancel_join_thread)
+    executor: Any = pool._executor
+    executor.submit = partial(executor.submit, _run_without_exit)
     return Engine(
         name=runner.name,
         task_runner=pool,
@@ -28,6 +33,22 @@ def start_processes(runner: Runner, stack: ExitStack, threads: int) -> Engine:
         lost_worker=(BrokenProcessPool,),
         heals=False,
     )
+
+
+def _run_without_exit(part: Callable[[], bytes]) -> bytes:
+    """Run a part in a worker, and raise an error where the part would exit.
+
+    Prefect (3.9) exits a worker's task when the server is lost. The exit travels to the flow's process as the result of
+    the part, ends the thread that receives all results there, and prints nothing: the flow would wait for ever.
+    """
+    try:
+        return part()
+    except Exception:
+        raise
+    except BaseException as end:
+        if isinstance(end.__context__, Exception):
+            raise end.__context__ from None
+        raise RuntimeError(f"a part ended its worker ({type(end).__name__}: {end})") from None
 
 
 def _leave_ends_to_parent() -> None:

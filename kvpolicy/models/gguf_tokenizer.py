@@ -19,11 +19,19 @@ _DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 _WHOLE_TOKENS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 _CONTROL, _USER_DEFINED = 3, 4
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding")
-_KNOWN = {
-    *("ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges"),
-    *("ggml.add_bos_token", "ggml.add_eos_token", "ggml.add_space_prefix", "ggml.token_type_count"),
-    *("chat_template", "chat_templates", "huggingface.json"),
+_KNOWN: dict[str, type] = {
+    **dict.fromkeys(("ggml.model", "ggml.pre", "chat_template", "huggingface.json"), str),
+    **dict.fromkeys(("ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges", "chat_templates"), list),
+    **dict.fromkeys(("ggml.add_bos_token", "ggml.add_eos_token", "ggml.add_space_prefix"), bool),
+    "ggml.token_type_count": int,
 }
+_ITEMS: dict[str, tuple[type, str]] = {
+    "tokens": (str, "texts"),
+    "merges": (str, "texts"),
+    "token_type": (int, "whole numbers"),
+    "scores": (float, "numbers"),
+}
+_TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
 def read_tokenizer(file: GgufFile) -> Any:
@@ -55,7 +63,16 @@ def _read(folder: Path, **settings: Any) -> Any:
 
 
 def _require_known_fields(file: GgufFile) -> None:
-    """Refuse a header that asks for anything of a tokenizer that would be dropped."""
+    """Refuse a header that asks for anything of a tokenizer that would be dropped, or holds what no tokenizer has."""
+    for name, value in file.fields.items():
+        prefix, _, key = name.partition(".")
+        kind = int if key.endswith("_token_id") else str if key.startswith("chat_template.") else _KNOWN.get(key)
+        if prefix == "tokenizer" and kind is None and value not in (False, 0, [], ""):
+            raise InputError(
+                f"its header has {name}, which would be dropped: pass the folder of the model it was made from"
+            )
+        if prefix == "tokenizer" and kind is not None:
+            _require_type(name, value, kind)
     model, pre = (file.fields.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if model not in ("gpt2", "llama"):
         raise InputError(f"its tokenizer is of kind {model!r}: expected 'gpt2' or 'llama'")
@@ -67,23 +84,27 @@ def _require_known_fields(file: GgufFile) -> None:
     needed = ["tokens", "merges"] if model == "gpt2" else ["tokens", "scores"]
     if missing := [name for name in needed if not file.fields.get(f"tokenizer.ggml.{name}")]:
         raise InputError(f"its header has no tokenizer.ggml.{missing[0]}: copy or make it again")
-    for name, value in file.fields.items():
-        prefix, _, key = name.partition(".")
-        is_known = key in _KNOWN or key.endswith("_token_id") or key.startswith("chat_template.")
-        if prefix == "tokenizer" and not is_known and value not in (False, 0, [], ""):
-            raise InputError(
-                f"its header has {name}, which would be dropped: pass the folder of the model it was made from"
-            )
     num_tokens = len(file.fields["tokenizer.ggml.tokens"])
+    for name in ("token_type", "scores"):
+        count = len(file.fields.get(f"tokenizer.ggml.{name}") or ())
+        if count not in (0, num_tokens):
+            raise InputError(f"its header has {count} tokenizer.ggml.{name} of {num_tokens} tokens: make it again")
     for name, index in _named_ids(file).items():
         if not 0 <= index < num_tokens:
             raise InputError(f"its header has {name} = {index} of {num_tokens} tokens: copy or make it again")
 
 
+def _require_type(name: str, value: Any, kind: type) -> None:
+    items, item_names = _ITEMS.get(name.rpartition(".")[2], (object, "values"))
+    if type(value) is not kind or (kind is list and not all(isinstance(item, items) for item in value)):
+        expected = f"a list of {item_names}" if kind is list else _TYPE_NAMES[kind]
+        raise InputError(f"its header has a {name} that is not {expected}: copy or make it again")
+
+
 def _named_ids(file: GgufFile) -> dict[str, int]:
     """Ids of the special tokens that texts are made with, by their fields."""
     names = [f"tokenizer.ggml.{role}_token_id" for role in _ROLES]
-    return {name: int(file.fields[name]) for name in names if name in file.fields}
+    return {name: file.fields[name] for name in names if name in file.fields}
 
 
 def _known_splits() -> set[str]:

@@ -271,6 +271,7 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
             dtype=DTYPES[dtype],
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except InputError as error:
         raise InputError(f"model {folder}: {error}") from error
@@ -284,6 +285,12 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
         raise InputError(
             f"model {folder}: {len(loading['missing_keys'])} weights are not in its files, such as "
             f"{min(loading['missing_keys'])}: the folder is not complete; fetch it again"
+        )
+    if loading["mismatched_keys"]:
+        name, saved, expected = min(loading["mismatched_keys"])
+        raise InputError(
+            f"model {folder}: weight {name} has shape {tuple(saved)}, config.json makes it {tuple(expected)}: the two do "
+            "not belong together; fetch the folder again"
         )
     network.eval().requires_grad_(False).to(device)
     model = LanguageModel(network=network, tokenizer=tokenizer, spec=spec)

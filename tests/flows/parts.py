@@ -41,6 +41,15 @@ def die(times: int, folder: Path) -> int:
     return died
 
 
+@stage_task("leave")
+def leave() -> None:
+    """Exit, as Prefect does in a worker that has lost its server."""
+    try:
+        raise ConnectionError("no server answers")
+    except ConnectionError:
+        sys.exit(1)
+
+
 @stage_task("wait")
 def wait(sign: Path) -> None:
     """Leave a sign, and wait for long."""
@@ -69,11 +78,12 @@ def on_one_pool(folder: Path) -> dict[str, Any]:
         told["died once"] = run_parts("die", [*quick, partial(die, 1, folder / "once")])
         for name, parts in {
             "refused": [partial(echo, 1), partial(refuse, 7), partial(refuse, 8)],
+            "left": [partial(leave), partial(echo, 1)],
             "died often": [partial(die, 9, folder / "often")],
         }.items():
             try:
                 run_parts(name, parts)
-            except InputError as error:
+            except (InputError, ConnectionError) as error:
                 told[name] = str(error)
     return told
 

@@ -139,6 +139,13 @@ REFUSED = {
     "characters that change": ({"precompiled_charsmap": [1, 2]}, "tokenizer.ggml.precompiled_charsmap"),
     "a special token that is none": ({"eos_token_id": 999}, "eos_token_id = 999 of 259 tokens"),
     "no merges": ({"merges": None}, "no tokenizer.ggml.merges"),
+    "an end that is a text": ({"eot_token_id": "x"}, "tokenizer.ggml.eot_token_id that is not a whole number"),
+    "one merge": ({"merges": "a b"}, "tokenizer.ggml.merges that is not a list of texts"),
+    "merges that are numbers": ({"merges": [1, 2]}, "tokenizer.ggml.merges that is not a list of texts"),
+    "kinds that are texts": ({"token_type": ["x"]}, "tokenizer.ggml.token_type that is not a list of whole numbers"),
+    "kinds of some tokens": ({"token_type": [1, 1]}, "2 tokenizer.ggml.token_type of 259 tokens"),
+    "a beginning that is a text": ({"add_bos_token": "no"}, "tokenizer.ggml.add_bos_token that is not true or false"),
+    "a template that is a number": ({"tokenizer.chat_template": 3}, "tokenizer.chat_template that is not a text"),
 }
 
 

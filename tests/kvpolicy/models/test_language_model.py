@@ -117,6 +117,13 @@ def test_weights_that_are_not_in_the_file_are_not_made_up(copied, fails_in_one_l
     assert missing in message
 
 
+def test_a_weight_of_another_shape_is_named(copied, fails_in_one_line):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8}))
+    message = fails_in_one_line(load_language_model, copied)
+    assert "weight model.layers.0.mlp.down_proj.weight has shape" in message
+
+
 def test_query_heads_that_do_not_divide_are_one_line(copied, fails_in_one_line):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 3}))
