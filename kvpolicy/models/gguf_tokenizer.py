@@ -94,7 +94,7 @@ def _require_known_fields(file: GgufFile) -> None:
             raise InputError(f"its header has {name} = {index} of {num_tokens} tokens: copy or make it again")
 
 
-def _require_type(name: str, value: Any, kind: type) -> None:
+def _require_type(name: str, value: Any, kind: type[Any]) -> None:
     items, item_names = _ITEMS.get(name.rpartition(".")[2], (object, "values"))
     if type(value) is not kind or (kind is list and not all(isinstance(item, items) for item in value)):
         expected = f"a list of {item_names}" if kind is list else _TYPE_NAMES[kind]

@@ -289,8 +289,8 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
     if loading["mismatched_keys"]:
         name, saved, expected = min(loading["mismatched_keys"])
         raise InputError(
-            f"model {folder}: weight {name} has shape {tuple(saved)}, config.json makes it {tuple(expected)}: the two do "
-            "not belong together; fetch the folder again"
+            f"model {folder}: weight {name} has shape {tuple(saved)}, config.json makes it {tuple(expected)}: "
+            "the two do not belong together; fetch the folder again"
         )
     network.eval().requires_grad_(False).to(device)
     model = LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
