@@ -46,9 +46,23 @@ def _run_without_exit(part: Callable[[], bytes]) -> bytes:
     except Exception:
         raise
     except BaseException as end:
-        if isinstance(end.__context__, Exception):
-            raise end.__context__ from None
-        raise RuntimeError(f"a part ended its worker ({type(end).__name__}: {end})") from None
+        reason = _reason_of(end)
+    raise reason  # behind the handler: in it, the exit would become the context of what led to it
+
+
+def _reason_of(end: BaseException) -> Exception:
+    """The error that an exit hides: a lost connection, whatever Prefect made of it, or else the last one before it."""
+    import httpx
+
+    errors, error = [], end.__context__
+    while error is not None:
+        errors.append(error)
+        error = error.__cause__ or error.__context__
+    for kind in (httpx.TransportError, Exception):
+        for error in errors:
+            if isinstance(error, kind):
+                return error
+    return RuntimeError(f"a part ended its worker ({type(end).__name__}: {end})")
 
 
 def _leave_ends_to_parent() -> None:

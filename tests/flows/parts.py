@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect import flow
 
 from flows.fan_out import run_parts
@@ -45,9 +46,12 @@ def die(times: int, folder: Path) -> int:
 def leave() -> None:
     """Exit, as Prefect does in a worker that has lost its server."""
     try:
-        raise ConnectionError("no server answers")
-    except ConnectionError:
-        sys.exit(1)
+        raise httpx.ConnectError("nothing listens")
+    except httpx.TransportError as error:
+        try:
+            raise RuntimeError("no server is reached") from error
+        except RuntimeError:
+            sys.exit(1)
 
 
 @stage_task("wait")
@@ -83,7 +87,7 @@ def on_one_pool(folder: Path) -> dict[str, Any]:
         }.items():
             try:
                 run_parts(name, parts)
-            except (InputError, ConnectionError) as error:
+            except (InputError, httpx.TransportError) as error:
                 told[name] = str(error)
     return told
 

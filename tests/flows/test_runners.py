@@ -94,7 +94,7 @@ def test_processes_lose_a_worker_and_go_on_and_tell_what_failed(server_environme
     assert (pid != told["flow"], threads, variable) == (True, 1, "1")
     assert told["died once"] == [0, 1, 2, 3, 1]
     assert told["refused"] == "value is 7, expected another"
-    assert told["left"] == "no server answers"  # and nothing waits for ever
+    assert told["left"] == "nothing listens"  # and nothing waits for ever
     assert told["died often"].startswith("runner processes lost workers again and again (BrokenProcessPool")
     assert len(list((tmp_path / "often").iterdir())) == 4  # three times more, not for ever
 
