@@ -12,7 +12,7 @@ _PUBLIC = {
     "Generation": "kvpolicy.generation:Generation",
     "InputError": "kvpolicy.errors:InputError",
     "compressed_generate": "kvpolicy.generation:compressed_generate",
-    "load_model": "kvpolicy.models.loading:load_model",
+    "load_model": "kvpolicy.loading:load_model",
     "load_policy": "kvpolicy.policies.policy_set:load_policy",
 }
 __all__ = list(_PUBLIC)  # the types that editors see are in __init__.pyi

@@ -8,21 +8,18 @@ same slots for all; positions stay those of the original sequence. What to keep 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.finite import require_finite_entries
 from kvpolicy.attention.logit_scale import LogitScale
-from kvpolicy.attention.rotary import Rotary
 from kvpolicy.attention.session import attend_causally, attend_masked, attention_session
+from kvpolicy.finite import require_finite_entries
 from kvpolicy.methods.base import CacheState
+from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.models.rotary import Rotary
 from kvpolicy.ranking import NOT_KEPT
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
 
 
 class CompactedCache:
@@ -117,7 +114,7 @@ class CompactedCache:
 
     def run(
         self,
-        model: "LanguageModel",
+        model: LanguageModel,
         token_ids: Int[Tensor, "row token"],
         positions: Int[Tensor, "row token"],
         num_logits: int,

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.attention.finite import not_finite_error
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.errors import InputError
+from kvpolicy.finite import not_finite_error
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import check_setting, cut_sample

@@ -17,20 +17,18 @@ position (`kvpolicy.models.language_model`).
 import inspect
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.finite import is_finite, not_finite_error
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.session import AttentionCall, AttentionObserver, attention_session, own_attention
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.finite import is_finite, not_finite_error
+from kvpolicy.models.language_model import LanguageModel
 
 WHOLE, IN_CHUNKS, BY_TOKEN = "of a whole text", "in chunks", "token by token"
 FIRST_KEYS = "keys of the first layer"
@@ -68,7 +66,7 @@ class Fidelity:
     passes: dict[tuple[str, str], float]
 
 
-def require_own_attention(model: "LanguageModel") -> None:
+def require_own_attention(model: LanguageModel) -> None:
     """Compare what the sessions compute with the model's own attention, and refuse what differs.
 
     Raises:
@@ -99,7 +97,7 @@ def _tolerance(path: str, name: str, dtype: torch.dtype) -> float:
 
 
 @torch.inference_mode()
-def measure_fidelity(model: "LanguageModel") -> Fidelity:
+def measure_fidelity(model: LanguageModel) -> Fidelity:
     """Run a few tokens in every way.
 
     Raises:
@@ -165,7 +163,7 @@ class _OwnRun:
     cache: CompactedCache
 
 
-def _run_own(model: "LanguageModel", token_ids: Int[Tensor, "token"], bounds: list[tuple[int, int]]) -> _OwnRun:
+def _run_own(model: LanguageModel, token_ids: Int[Tensor, "token"], bounds: list[tuple[int, int]]) -> _OwnRun:
     spec, network = model.spec, model.network
     nothing = torch.zeros(spec.num_heads, 0, spec.head_dim, device=model.device)
     cache = CompactedCache(

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.chat_format import DialogueFormat, PromptFormat, dialogue_format, prompt_format, template_text
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 from kvpolicy.text_encoding import Piece, TextEncoder
 
 

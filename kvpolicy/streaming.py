@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.rotary import read_rotary
+from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import Method, kept_by_method

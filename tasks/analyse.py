@@ -17,7 +17,7 @@ from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from tasks.evaluate import SCORES, judged_inputs, judged_parameters, make_contenders, score_row
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded

@@ -7,7 +7,7 @@ from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.references import ModelRef, PromptsRef
 from tasks.samples import read_encoded, read_samples
 from tasks.stage import stage_task

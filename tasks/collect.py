@@ -12,7 +12,7 @@ from kvpolicy.protocol import cut_sample
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
 from storage.traces import TraceSample, TraceStore
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, SnapshotRef
 from tasks.samples import read_encoded, sample_row

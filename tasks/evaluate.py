@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, RankedContext, Score, evaluate_example
 from kvpolicy.methods.registry import METHODS, make_method, method_type
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
+from kvpolicy.sample import Sample
 from kvpolicy.seeds import derive_seed
 from kvpolicy.token_text import token_pieces
 from storage.catalog import Artifact, Catalog, RunRecorder
@@ -24,7 +24,7 @@ from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded, read_samples, sample_row

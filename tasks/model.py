@@ -1,11 +1,10 @@
-"""Finding the model that a pipeline is about, registering it, and loading it where a task needs it.
+"""Finding the model that a pipeline is about, and registering it.
 
 What `kvpolicy.models.reference` finds is found there. A version in MLflow's registry is first made a model folder in
 the cache of models, and then it is one.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +12,6 @@ from urllib.request import url2pathname
 
 from kvpolicy.errors import InputError
 from kvpolicy.models.folder_check import require_loadable_folder
-from kvpolicy.models.language_model import LanguageModel, load_language_model
 from kvpolicy.models.model_folder import TEMPLATES, is_content, new_model_folder
 from kvpolicy.models.reference import ModelReference, default_cache, find_model, resolve_model
 from kvpolicy.models.registered import RegisteredName, is_registered, model_parts, registered_place
@@ -22,6 +20,7 @@ from storage.catalog import Artifact, Catalog
 from storage.errors import StorageError
 from storage.home import Home
 from storage.registered_models import ModelVersion, RegisteredModels
+from tasks.loaded_model import load_folder
 from tasks.references import ModelRef
 from tasks.stage import stage_task
 
@@ -35,7 +34,7 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         StorageError: If MLflow's registry has no such version, or cannot be reached.
     """
     found = resolve(home, source)
-    model = _load(str(found.folder), dtype)
+    model = load_folder(str(found.folder), dtype)
     catalog = Catalog(home)
     artifact = Artifact(
         kind="model",
@@ -188,16 +187,3 @@ def model_spec(home: Home, reference: ModelRef) -> ModelSpec:
     """Shape of a registered model, without loading it."""
     row = Catalog(home).rows("models", f"model_id = '{reference.artifact_id}'")[0]
     return ModelSpec(**{field.name: row[field.name] for field in dataclasses.fields(ModelSpec)})
-
-
-def load_model(reference: ModelRef) -> LanguageModel:
-    """The model itself; a process loads it once."""
-    return _load(reference.folder, reference.dtype)
-
-
-@functools.lru_cache(maxsize=1)
-def _load(folder: str, dtype: str) -> LanguageModel:
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_language_model(Path(folder), dtype=dtype, device=device)

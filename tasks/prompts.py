@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.chat_format import rendered_formats
+from kvpolicy.sample import Sample
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import write_rows
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.progress import LOGGER
 from tasks.references import ModelRef, PromptsRef
 from tasks.stage import Stage, run_stage, stage_task

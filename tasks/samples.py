@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
 from kvpolicy.prompts import EncodedSample, encode
 from kvpolicy.protocol import cut_sample
+from kvpolicy.sample import Sample
 from storage.digests import digest_json
 from storage.parquet import read_rows
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.references import ModelRef, PromptsRef
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from kvpolicy.policies.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
 from storage.catalog import RunRecorder
 from storage.home import Home
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, TrainedRef
 from tasks.samples import read_encoded

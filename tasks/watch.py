@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicy.errors import InputError, first_line
-from kvpolicy.models.language_model import load_language_model
+from kvpolicy.loading import load_language_model
 from kvpolicy.models.model_sources import HUB, REGISTRY, Candidate, ModelSource
 from kvpolicy.models.registered import RegisteredName
 from storage.catalog import Catalog

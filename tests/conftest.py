@@ -127,7 +127,7 @@ def embedded_model_folder() -> Path:
 @pytest.fixture(scope="session")
 def embedded_model(embedded_model_folder: Path) -> Any:
     """The embedded model in bfloat16."""
-    from kvpolicy.models.language_model import load_language_model
+    from kvpolicy.loading import load_language_model
 
     return load_language_model(embedded_model_folder)
 
@@ -150,7 +150,7 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 @pytest.fixture(scope="session")
 def tiny_model(tiny_model_folder: Callable[..., Path]) -> Callable[..., Any]:
     """Loads small random models in float32: `tiny_model("qwen3")`; of two calls alike the second is free."""
-    from kvpolicy.models.language_model import load_language_model
+    from kvpolicy.loading import load_language_model
 
     loaded: dict[tuple[Path, str], Any] = {}
 

@@ -47,7 +47,7 @@ def generate(
         prepare_process()
         from kvpolicy.chat_format import prompt_format
         from kvpolicy.generation import compressed_generate
-        from kvpolicy.models.loading import load_model
+        from kvpolicy.loading import load_model
         from tasks.policies import find_policy, policy_folder
         from tasks.progress import LOGGER
 

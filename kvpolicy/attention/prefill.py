@@ -5,19 +5,16 @@ the context alone is a prefix of the cache of the whole sequence.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.finite import require_finite_entries
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.session import attend_causally, attention_session
 from kvpolicy.errors import InputError
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.finite import require_finite_entries
+from kvpolicy.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Prefill:
 class _Recording:
     """Attends causally and keeps every layer's keys and values, and the last queries."""
 
-    def __init__(self, model: "LanguageModel", num_tokens: int, num_queries: int) -> None:
+    def __init__(self, model: LanguageModel, num_tokens: int, num_queries: int) -> None:
         spec, dtype, device = model.spec, model.dtype, model.device
         self._num_kv_heads = spec.num_kv_heads
         self._num_queries = num_queries
@@ -83,9 +80,7 @@ class _Recording:
         return attend_causally(query, key, value, scaling)
 
 
-def prefill(
-    model: "LanguageModel", token_ids: Int[Tensor, "token"], *, num_queries: int, num_logits: int = 1
-) -> Prefill:
+def prefill(model: LanguageModel, token_ids: Int[Tensor, "token"], *, num_queries: int, num_logits: int = 1) -> Prefill:
     """Run the model over `token_ids` and keep its cache, its last queries and its last logits.
 
     Args:

@@ -5,7 +5,6 @@ where the caller allows them.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -14,9 +13,7 @@ from torch import Tensor
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.session import attend_masked, attention_session
 from kvpolicy.attention.weights import attention_blocks
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +56,7 @@ class _Probing:
 
 
 def run_probe(
-    model: "LanguageModel",
+    model: LanguageModel,
     keys: Float[Tensor, "head token dim"],
     values: Float[Tensor, "head token dim"],
     embeddings: Float[Tensor, "probe width"],

@@ -8,8 +8,8 @@ from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
 from kvpolicy.benchmarks.choices.fingerprint import fingerprint as _choices_fingerprint
 from kvpolicy.benchmarks.oasst2.fingerprint import fingerprint as _oasst2_fingerprint
 from kvpolicy.benchmarks.ruler.fingerprint import fingerprint as _ruler_fingerprint
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 _FINGERPRINTS: Mapping[str, Callable[[Sample], Mapping[str, frozenset[str]]]] = {
     ruler.BENCHMARK: _ruler_fingerprint,

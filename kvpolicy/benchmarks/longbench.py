@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.rows import Row, read_rows
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.splits import share_out
 from kvpolicy.benchmarks.task import TaskInfo
 from kvpolicy.prompts import count_all_tokens
+from kvpolicy.sample import Sample
 
 BENCHMARK = "longbench"
 VERSION = "1"

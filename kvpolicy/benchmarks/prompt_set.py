@@ -9,10 +9,10 @@ from typing import Any
 from kvpolicy.benchmarks.registry import task_info, write_samples
 from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.sources import DataFiles, find_files, missing_source, parse_entry
 from kvpolicy.benchmarks.splits import check_split
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
 from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.task import TaskInfo
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 _RULER = tuple(
     TaskInfo(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from kvpolicy.benchmarks.registry import task_info
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 
 def string_match(prediction: str, references: Sequence[str], *, match: Literal["all", "any"] = "all") -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import Prefill, prefill
 from kvpolicy.attention.probe import run_probe
-from kvpolicy.attention.rotary import read_rotary
+from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation.results import Contender, RankedContext, TokenRanking
 from kvpolicy.methods.base import CacheState, kept_by_method

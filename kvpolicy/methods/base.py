@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.probe import ProbeStates
-from kvpolicy.attention.rotary import Rotary
 from kvpolicy.errors import InputError
+from kvpolicy.models.rotary import Rotary
 from kvpolicy.ranking import check_allocation, check_budget, kept_positions
 
 
@@ -39,8 +39,8 @@ class CacheState:
         scaling: The model's factor on query-key products, and its cap.
         seed: Of this sample; only the random method uses it.
         importance: True attention mass that each token receives from the future; only the oracle uses it.
-        rotary: What turned the keys and queries to their positions (`kvpolicy.attention.rotary.read_rotary`); only
-            methods that say so need it.
+        rotary: What turned the keys and queries to their positions (`kvpolicy.attention.rotary_proof`); only methods
+            that say so need it.
         probe: What the method's own `probe` became on top of this cache (`kvpolicy.attention.probe.run_probe`).
     """
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvpolicy.attention.rotary import Rotary, turn, turn_back
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import CacheState, Method, require_counts
+from kvpolicy.models.rotary import Rotary, turn, turn_back
 from kvpolicy.ranking import NUM_SINK_TOKENS
 
 # Queries of some heads in float32; larger blocks leave a processor's cache and take up to ten times as long.

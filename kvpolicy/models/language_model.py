@@ -1,31 +1,24 @@
-"""A causal language model, loaded with the attention function that the rest of the library can look into.
+"""A causal language model: its network, tokenizer and shape, and passes over a sequence.
 
-Not for choosing or fetching a model: that is `kvpolicy.models.reference`.
+Not for loading one: that is `kvpolicy.loading`; nor for finding one: `kvpolicy.models.reference`.
 """
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kvpolicy.attention.finite import is_finite, not_finite_error
-from kvpolicy.attention.rotary_length import frequencies_of_length, length_of_change
-from kvpolicy.attention.session import ATTENTION_NAME, register_attention
-from kvpolicy.errors import InputError, first_line
-from kvpolicy.fidelity import require_own_attention
-from kvpolicy.models.folder_check import require_loadable_folder
+from kvpolicy.errors import InputError
+from kvpolicy.finite import is_finite, not_finite_error
+from kvpolicy.models.rotary_length import frequencies_of_length, length_of_change
 from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}  # a window is refused where a sample is longer than it
-# Without them transformers before 5.4 makes an empty tokenizer up.
-_TOKENIZER_FILES = ("tokenizer.*", "vocab.*", "tekken.json", "*.model", "*.tiktoken")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -37,7 +30,7 @@ class LanguageModel:
         network: The transformers model, in evaluation mode.
         tokenizer: Its tokenizer.
         spec: Counts that every tensor layout follows.
-        digest: SHA-256 of its files, by which policies know it (`kvpolicy.models.loading`); empty where nobody asked.
+        digest: SHA-256 of its files, by which policies know it (`kvpolicy.loading`); empty where nobody asked.
         sequence_tokens: Length of the sequence that all passes are of (`for_sequence`), where what a model computes
             depends on it; None: no longer than `change_tokens`.
     """
@@ -79,7 +72,7 @@ class LanguageModel:
         Raises:
             InputError: If they change in a way that is not supported.
         """
-        return length_of_change(self)
+        return length_of_change(self.decoder, self.spec.max_positions)
 
     def length_obstacle(self, num_prompt: int, num_tokens: int) -> str | None:
         """Why a sequence cannot be computed as the model would compute it; None if it can.
@@ -125,7 +118,7 @@ class LanguageModel:
 
     @property
     def rotary_tokens(self) -> int:
-        """Length for which to read the rotary embedding of the passes (`kvpolicy.attention.rotary`)."""
+        """Length for which to read the rotary embedding of the passes (`kvpolicy.models.rotary`)."""
         return self.sequence_tokens or self.change_tokens or self.spec.max_positions
 
     @property
@@ -242,77 +235,6 @@ class LanguageModel:
                 "(LongRoPE), and the sequence began with those of shorter ones: use samples on one side of it"
             )
         return frequencies_of_length(self.decoder, whole) if last < change < whole else nullcontext()
-
-
-def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = "cpu") -> LanguageModel:
-    """Load a model folder in Hugging Face's format.
-
-    Raises:
-        InputError: If the folder cannot be loaded, or the architecture is not a decoder with (grouped) multi-head
-            attention that transformers runs through its attention interface.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
-    register_attention()
-    try:
-        require_loadable_folder(folder)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        spec = read_spec(config)
-        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-            raise InputError("its tokenizer cannot be loaded: none is in the folder; save it beside the weights")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        network, loading = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            weights_only=True,
-            dtype=DTYPES[dtype],
-            attn_implementation=ATTENTION_NAME,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-        )
-    except InputError as error:
-        raise InputError(f"model {folder}: {error}") from error
-    except Exception as error:  # transformers raises dozens of types here; all mean the same to the caller
-        reason = first_line(error)
-        raise InputError(
-            f"model {folder} cannot be loaded: {reason}; it must be a decoder whose attention goes through "
-            "transformers' attention interface, saved with its tokenizer"
-        ) from error
-    if loading["missing_keys"]:  # transformers draws them at random
-        raise InputError(
-            f"model {folder}: {len(loading['missing_keys'])} weights are not in its files, such as "
-            f"{min(loading['missing_keys'])}: the folder is not complete; fetch it again"
-        )
-    if loading["mismatched_keys"]:
-        name, saved, expected = min(loading["mismatched_keys"])
-        raise InputError(
-            f"model {folder}: weight {name} has shape {tuple(saved)}, config.json makes it {tuple(expected)}: "
-            "the two do not belong together; fetch the folder again"
-        )
-    network.eval().requires_grad_(False).to(device)
-    model = LanguageModel(network=network, tokenizer=tokenizer, spec=spec)
-    _require_fit(model, folder, loading["unexpected_keys"])
-    return model
-
-
-def _require_fit(model: LanguageModel, folder: Path, unused: Collection[str]) -> None:
-    """Say now what would otherwise be said in the middle of collecting."""
-    if unused_layers := sorted(name for name in unused if ".layers." in name):
-        raise InputError(
-            f"model {folder}: {len(unused_layers)} weights of layers that config.json does not have, such as "
-            f"{unused_layers[0]}: the two do not belong together; fetch it again"
-        )
-    try:
-        require_own_attention(model)
-    except InputError as error:
-        raise InputError(f"model {folder}: {error}") from error
-    except Exception as error:  # attention of another shape than the one that is ranked fails in many ways
-        raise InputError(
-            f"model {folder} cannot be run: {first_line(error)}; its attention must be (grouped) multi-head attention"
-        ) from error
 
 
 def read_spec(config: Any) -> ModelSpec:

@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 
 from kvpolicy.fidelity import measure_fidelity, require_own_attention
-from kvpolicy.models.language_model import load_language_model
+from kvpolicy.loading import load_language_model
 
 NUM_ROUNDS = 5
 

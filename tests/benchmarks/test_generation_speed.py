@@ -14,7 +14,7 @@ import torch
 from kvpolicy import decoding
 from kvpolicy.cache import CompactedCache
 from kvpolicy.generation import compressed_generate
-from kvpolicy.models.loading import load_model
+from kvpolicy.loading import load_model
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.prompts import encode_message
 from tests.drawn_policy import draw_policy

@@ -17,7 +17,8 @@ import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.collection import CollectConfig, Trace, collect_trace
-from kvpolicy.models.language_model import LanguageModel, load_language_model
+from kvpolicy.loading import load_language_model
+from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.pipeline import load_preset
 from kvpolicy.prompts import EncodedSample, encode
 from kvpolicy.training import train_agents

@@ -17,7 +17,7 @@ import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.collection import CollectConfig
-from kvpolicy.models.language_model import load_language_model
+from kvpolicy.loading import load_language_model
 from kvpolicy.prompts import encode
 from kvpolicy.protocol import cut_sample
 from storage.traces import TraceRow, TraceSample, TraceStore

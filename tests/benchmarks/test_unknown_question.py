@@ -19,13 +19,13 @@ from torch import Tensor
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.evaluation import Contender, evaluate_example
 from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.objectives.cost import ranking_cost
 from kvpolicy.prompts import EncodedSample, encode
 from kvpolicy.protocol import cut_sample
+from kvpolicy.sample import Sample
 
 pytestmark = pytest.mark.benchmark
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.collection import CollectConfig, collect_trace
-from kvpolicy.models.language_model import load_language_model
+from kvpolicy.loading import load_language_model
 from kvpolicy.prompts import encode
 from kvpolicy.protocol import SETTINGS, cut_sample
+from kvpolicy.sample import Sample
 
 FAMILY = "llama"
 

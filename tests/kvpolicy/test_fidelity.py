@@ -18,7 +18,7 @@ from kvpolicy.fidelity import (
     measure_fidelity,
     require_own_attention,
 )
-from kvpolicy.models.language_model import load_language_model
+from kvpolicy.loading import load_language_model
 from tests.conftest import FAMILIES, OTHER_FAMILIES
 
 SUPPORTED = tuple(name for name in FAMILIES | OTHER_FAMILIES if name != "diffllama")

@@ -8,7 +8,7 @@ import torch
 
 from kvpolicy import generation
 from kvpolicy.generation import compressed_generate
-from kvpolicy.models.loading import load_model
+from kvpolicy.loading import load_model
 from kvpolicy.prompts import encode_message
 from tests.drawn_policy import draw_policy
 

@@ -8,7 +8,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, generate
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.chat_format import dialogue_format, prompt_format
 from kvpolicy.errors import InputError
 from kvpolicy.prompts import (
@@ -18,6 +17,7 @@ from kvpolicy.prompts import (
     encode,
     encode_message,
 )
+from kvpolicy.sample import Sample
 from tests.kvpolicy.tiny_tokenizers import KINDS
 
 CHAT = (

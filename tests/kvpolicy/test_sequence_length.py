@@ -11,7 +11,6 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.cache import CompactedCache
 from kvpolicy.collection import collect_trace
 from kvpolicy.evaluation import Contender, evaluate_example
@@ -21,6 +20,7 @@ from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.policies.soft_token_training import SoftTokenConfig, attention_loss, make_lesson
 from kvpolicy.prompts import encode, encode_message
 from kvpolicy.protocol import cut_sample
+from kvpolicy.sample import Sample
 from kvpolicy.streaming import StreamedCaches, StreamedRow
 from tests.conftest import OTHER_FAMILIES
 from tests.drawn_policy import draw_policy

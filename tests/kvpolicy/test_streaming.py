@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import kvpolicy.streaming as module
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.attention.rotary import read_rotary
+from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.attention.session import attention_session
 from kvpolicy.decoding import decode_greedily
+from kvpolicy.loading import load_language_model
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.models.language_model import load_language_model
 from kvpolicy.ranking import kept_positions
 from kvpolicy.seeds import derive_seed
 from kvpolicy.streaming import (

@@ -19,7 +19,7 @@ from storage.token_ranks import list_contexts, list_rankings, read_context
 from storage.traces import TraceStore
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
-from tasks.model import load_model
+from tasks.loaded_model import load_model
 from tasks.publish import evaluation_stage, publish_curves
 from tasks.samples import read_encoded
 from tasks.stage import find_completed

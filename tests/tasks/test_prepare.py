@@ -21,7 +21,8 @@ from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import write_rows
 from tasks.checks import check_prompts
-from tasks.model import load_model, register_model
+from tasks.loaded_model import load_model
+from tasks.model import register_model
 from tasks.prompts import prompts_stage, write_prompts
 from tasks.samples import read_encoded, read_samples, sample_row
 from tests.conftest import CHAT_TEMPLATE

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kvpolicy.benchmarks.sample import Sample
+from kvpolicy.sample import Sample
 from storage.parquet import write_rows
 from tasks.references import PromptsRef
 from tasks.samples import read_samples

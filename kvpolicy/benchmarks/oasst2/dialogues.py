@@ -23,10 +23,10 @@ from random import Random
 
 from kvpolicy.benchmarks.oasst2.trees import Conversation, long_texts, read_conversations
 from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.splits import share_out
 from kvpolicy.benchmarks.task import TaskInfo
 from kvpolicy.prompts import count_all_tokens, count_turn_tokens
+from kvpolicy.sample import Sample
 
 BENCHMARK = "oasst2"
 VERSION = "2"

@@ -19,11 +19,11 @@ from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
 from kvpolicy.benchmarks.ruler.variables import plan_variables
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 from kvpolicy.benchmarks.ruler.words import plan_common_words, plan_frequent_words
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.sources import DataFiles
 from kvpolicy.benchmarks.splits import check_split, stable_seed
 from kvpolicy.errors import InputError
 from kvpolicy.prompts import count_prompt_tokens
+from kvpolicy.sample import Sample
 
 _NO_TEXTS = RulerTexts()
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The text fields of a sample; see `kvpolicy.benchmarks.sample.Sample`."""
+    """The text fields of a sample; see `kvpolicy.sample.Sample`."""
 
     context: str
     question: str

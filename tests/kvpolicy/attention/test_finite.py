@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvpolicy.attention.finite import is_finite, require_finite_entries
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.cache import CompactedCache
+from kvpolicy.finite import is_finite, require_finite_entries
+from kvpolicy.loading import load_language_model
 from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.models.language_model import load_language_model
 from kvpolicy.streaming import StreamedCaches, StreamedRow
 
 DAMAGE = {

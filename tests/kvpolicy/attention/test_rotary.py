@@ -9,9 +9,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as apply_partial_rotary
 
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.attention.rotary import read_rotary, turn, turn_back
+from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.attention.session import ATTENTION_NAME, register_attention
 from kvpolicy.models.language_model import LanguageModel, read_spec
+from kvpolicy.models.rotary import turn, turn_back
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
 SHAPE = {

@@ -15,8 +15,8 @@ from written_ruler_texts import prose, write_hotpotqa, write_squad
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.sources import find_files
+from kvpolicy.sample import Sample
 
 TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
 

@@ -13,9 +13,9 @@ from kvpolicy.benchmarks.registry import benchmark_names, task_info, tasks_of, w
 from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.splits import split_of
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 Count = Callable[[Sample], int]
 KINDS = ("word", "number", "value", "uuid", "code", "variable", "example_variable")

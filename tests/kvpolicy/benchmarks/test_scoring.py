@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.scoring import choose_option, retrieval, rouge_l, score_answer, score_options, string_match
 from kvpolicy.errors import InputError
+from kvpolicy.sample import Sample
 
 SAMPLE = Sample(
     sample_id="ruler/vt/test/0/0/1000",

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.evaluation import analyse_example, evaluate_example
 from kvpolicy.prompts import encode
+from kvpolicy.sample import Sample
 
 BUDGETS = (24, 33, 48)
 SETTINGS = ("query_agnostic", "query_aware")

@@ -9,7 +9,6 @@ import torch
 from kvpolicy import batching
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.ruler import generate
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation import Contender, evaluate_example, measure
@@ -18,6 +17,7 @@ from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.registry import make_method, method_names
 from kvpolicy.prompts import count_prompt_tokens, encode
 from kvpolicy.ranking import kept_positions
+from kvpolicy.sample import Sample
 
 BUDGETS = (20, 33, 48)
 SETTINGS = ("query_agnostic", "query_aware")

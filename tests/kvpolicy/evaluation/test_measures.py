@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvpolicy.benchmarks.registry import task_info
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.evaluation import evaluate_example
 from kvpolicy.prompts import encode
+from kvpolicy.sample import Sample
 from kvpolicy.streaming import StreamedCaches, StreamedRow, token_losses
 
 SETTINGS = ("query_agnostic", "query_aware")

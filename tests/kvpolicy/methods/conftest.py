@@ -8,9 +8,9 @@ import torch
 
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.probe import ProbeStates
-from kvpolicy.attention.rotary import Rotary
 from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.methods.registry import make_method, method_type
+from kvpolicy.models.rotary import Rotary
 
 NUM_PROBES = 5
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvpolicy.attention.rotary import Rotary
 from kvpolicy.errors import InputError
 from kvpolicy.methods import expected_attention as module
 from kvpolicy.methods.expected_attention import ExpectedAttention, expected_logits, query_statistics
+from kvpolicy.models.rotary import Rotary
 
 
 def _rotation(rotary, position, dim):

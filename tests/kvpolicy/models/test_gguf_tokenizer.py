@@ -4,8 +4,8 @@ import pytest
 import transformers
 from tokenizers import pre_tokenizers
 
+from kvpolicy.loading import load_language_model
 from kvpolicy.models.convert import convert_gguf
-from kvpolicy.models.language_model import load_language_model
 from tests.gguf_of_model import write_model_gguf
 from tests.tiny_gguf import CHAT_TEMPLATE
 

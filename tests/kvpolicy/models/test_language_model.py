@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from kvpolicy.models.language_model import load_language_model, read_spec
+from kvpolicy.loading import load_language_model
+from kvpolicy.models.language_model import read_spec
 
 SHAPES = {
     "llama": (3, 4, 2, 16),

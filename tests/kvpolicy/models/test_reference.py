@@ -10,9 +10,9 @@ import pytest
 import transformers
 
 from kvpolicy.errors import InputError
+from kvpolicy.loading import load_language_model
 from kvpolicy.models.convert import convert_gguf
 from kvpolicy.models.embedded import GGUF_MEMBER, WHEEL_SHA256
-from kvpolicy.models.language_model import load_language_model
 from kvpolicy.models.model_folder import RECORD
 from kvpolicy.models.reference import default_cache, find_model, resolve_model
 

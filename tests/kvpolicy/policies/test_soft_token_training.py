@@ -7,7 +7,6 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
-from kvpolicy.benchmarks.sample import Sample
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.soft_token_training import (
@@ -19,6 +18,7 @@ from kvpolicy.policies.soft_token_training import (
 )
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import SETTINGS
+from kvpolicy.sample import Sample
 
 CONFIG = SoftTokenConfig(num_tokens=4, num_steps=30, response="reference")
 

@@ -14,20 +14,13 @@ Legend: head = KV heads of the whole model, layer-major; row = 1, or one a head.
 import copy
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.attention.prefill import prefill
 from kvpolicy.errors import InputError
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
-
-_PROBE_TOKENS = 8
-_PROBE_TOLERANCE = 0.1  # of a query's norm; another layout is off by about all of it, bfloat16 by a hundredth
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,37 +70,23 @@ def turn_back(
     return turn(states, cos / square, -sin / square)
 
 
-def read_rotary(model: "LanguageModel", num_tokens: int) -> Rotary:
-    """Read a model's rotary embedding, as it is in a pass over `num_tokens` tokens.
+def read_frequencies(decoder: Any, num_tokens: int) -> Rotary:
+    """Read the rotary embedding of a network's decoder, as it is in a pass over `num_tokens` tokens.
 
     Embeddings whose frequencies depend on the length of the sequence (dynamic, LongRoPE) are read for that length. The
-    model's own module is copied before it is called, so nothing changes in it. A pass over a few equal tokens, whose
-    queries differ by nothing but their position, proves that turning back gives what the model turned.
-
-    Raises:
-        InputError: If the model has no rotary embedding where transformers' decoders keep theirs, or one of another
-            layout, or layers without.
-    """
-    rotary = rotary_at_length(model, num_tokens)
-    _require_queries_turn_back(model.for_sequence(_PROBE_TOKENS), rotary_at_length(model, _PROBE_TOKENS))
-    return rotary
-
-
-def rotary_at_length(model: "LanguageModel", num_tokens: int) -> Rotary:
-    """Read a model's rotary embedding as `read_rotary` does, without the proof.
+    module is copied before it is called, so nothing changes in it.
 
     Raises:
         InputError: If it is not where transformers' decoders keep theirs.
     """
-    decoder = model.decoder
     if not hasattr(decoder, "rotary_emb"):
         raise InputError(
             f"architecture {decoder.config.model_type!r} has no rotary embedding of its decoder, which is needed to "
             "turn queries back from their positions: use another method, or another model"
         )
-    module = copy.deepcopy(decoder.rotary_emb)
-    states = torch.zeros(1, device=model.device)
-    last = torch.tensor([[num_tokens - 1]], device=model.device)
+    module, device = copy.deepcopy(decoder.rotary_emb), next(decoder.parameters()).device
+    states = torch.zeros(1, device=device)
+    last = torch.tensor([[num_tokens - 1]], device=device)
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         kinds = list(dict.fromkeys(decoder.config.layer_types))
         for kind in kinds:
@@ -121,21 +100,5 @@ def rotary_at_length(model: "LanguageModel", num_tokens: int) -> Rotary:
         rows = [(module.inv_freq, module.attention_scaling)]
     return Rotary(
         frequencies=torch.stack([frequencies.float() for frequencies, _ in rows]),
-        magnitudes=torch.tensor([float(magnitude) for _, magnitude in rows], device=model.device),
+        magnitudes=torch.tensor([float(magnitude) for _, magnitude in rows], device=device),
     )
-
-
-def _require_queries_turn_back(model: "LanguageModel", rotary: Rotary) -> None:
-    """Equal tokens have equal values, so their hidden states are equal in every layer, and so are their queries."""
-    vocabulary = model.embedding_table.shape[0]
-    queries = prefill(model, torch.full((_PROBE_TOKENS,), vocabulary // 2), num_queries=_PROBE_TOKENS).queries
-    positions = torch.arange(_PROBE_TOKENS, device=queries.device)[None]
-    cos, sin = rotary.cos_sin(positions, num_heads=model.spec.num_heads)
-    turned_back = turn_back(queries.float(), cos[:, None], sin[:, None])
-    error = (turned_back - turned_back[:, :, :1]).norm(dim=-1) / turned_back[:, :, :1].norm(dim=-1)
-    by_layer = error.view(model.spec.num_layers, -1).amax(dim=1)
-    if wrong := (~(by_layer < _PROBE_TOLERANCE)).nonzero().flatten().tolist():
-        raise InputError(
-            f"layers {', '.join(map(str, wrong))} of {model.spec.num_layers} do not turn their queries as the model's "
-            "rotary embedding says (another layout of channels, or no positions): use a method that needs no rotary"
-        )

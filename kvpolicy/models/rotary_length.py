@@ -11,33 +11,34 @@ Dynamic NTK changes its frequencies beyond the model's positions only, where not
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kvpolicy.attention.rotary import rotary_at_length
 from kvpolicy.errors import InputError
-
-if TYPE_CHECKING:
-    from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.models.rotary import read_frequencies
 
 
-def length_of_change(model: "LanguageModel") -> int | None:
+def length_of_change(decoder: Any, max_positions: int) -> int | None:
     """Tokens of the longest sequence that has the frequencies of short ones; None if the length changes nothing.
+
+    Args:
+        decoder: Of the network.
+        max_positions: Tokens of the longest sequence that the model was made for.
 
     Raises:
         InputError: If frequencies change at a length that the configuration does not name, or more than once.
     """
-    if not _may_change(getattr(model.decoder, "rotary_emb", None)):
+    if not _may_change(getattr(decoder, "rotary_emb", None)):
         return None
-    config, most = model.decoder.config, model.spec.max_positions
+    config = decoder.config
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     places = [vars(config), parameters, *(part for part in parameters.values() if isinstance(part, dict))]
     named = {place.get("original_max_position_embeddings") for place in places}
-    lengths = sorted(length for length in named if isinstance(length, int) and 0 < length < most)
-    changes = [length for length in lengths if _differ(model, length, length + 1)]
-    if len(changes) > 1 or (not changes and _differ(model, 1, most)):
+    lengths = sorted(length for length in named if isinstance(length, int) and 0 < length < max_positions)
+    changes = [length for length in lengths if _differ(decoder, length, length + 1)]
+    if len(changes) > 1 or (not changes and _differ(decoder, 1, max_positions)):
         raise InputError(
             f"architecture {config.model_type!r} changes its rotary frequencies with the length of the sequence in a "
             "way that is not supported: expected one length, original_max_position_embeddings in its configuration"
@@ -83,6 +84,6 @@ def _may_change(module: nn.Module | None) -> bool:
     )
 
 
-def _differ(model: "LanguageModel", one: int, other: int) -> bool:
-    first, second = rotary_at_length(model, one), rotary_at_length(model, other)
+def _differ(decoder: Any, one: int, other: int) -> bool:
+    first, second = read_frequencies(decoder, one), read_frequencies(decoder, other)
     return not (torch.equal(first.frequencies, second.frequencies) and torch.equal(first.magnitudes, second.magnitudes))
