@@ -5,10 +5,10 @@ import dataclasses
 from prefect import flow
 
 from flows.options import Choices, Preset, Runner
-from flows.pipeline import HERE, NO_CHOICES, find_snapshot
-from flows.plan import planned, policy_seeds, serving
+from flows.pipeline import HERE, NO_CHOICES, find_before
+from flows.plan import planned, serving
 from flows.request import Request
-from flows.stages import run_trainings
+from flows.stages import run_works
 from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from kvpolicy.models.reference import EMBEDDED
 from storage.catalog import Catalog
@@ -16,6 +16,7 @@ from storage.home import Home
 from storage.tables import quote
 from tasks.references import TrainedRef
 from tasks.stage import StageOutcome
+from tasks.train import TrainingWork
 
 
 @flow(name="ablate")
@@ -35,16 +36,16 @@ def ablate(
     again. It serves the request that would train it alone, so that it can be repeated from its record.
     """
     with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
-        snapshot, config = find_snapshot(plan), plan.config.ablate
-        outcomes = []
+        find_before("train", plan)
+        config = plan.config.ablate
+        outcomes: list[ObjectiveOutcome] = []
         for name in config.compared:
-            told = [f"train.objective={name}", f"evaluate.num_policy_seeds={config.num_seeds}"]
-            alone = dataclasses.replace(choices, settings=[*(choices.settings or []), *told])
+            settings = [f"train.objective={name}", f"evaluate.num_policy_seeds={config.num_seeds}"]
+            alone = dataclasses.replace(choices, settings=[*(choices.settings or []), *settings])
             request = Request.make(preset=preset, model=model, seed=seed, choices=alone)
             with serving(plan.home, request):
-                seeds = policy_seeds(request.config, seed)
-                for trained, stage in run_trainings(plan.home, plan.model, snapshot, request.config.train, seeds=seeds):
-                    outcomes.append(_outcome(plan.home, name, trained, stage))
+                works = list(TrainingWork.planned(dataclasses.replace(plan, config=request.config)))
+                outcomes += [_outcome(plan.home, name, trained, stage) for trained, stage in run_works(works)]
         return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
 
 

@@ -26,7 +26,9 @@ _MOST_LOSSES = 3
 _SENT_PER_SLOT = 2  # the server need not know of thousands that wait, and no worker waits for the next
 
 
-def run_parts(what: str, parts: Sequence["partial[Any]"], *, gpu_bytes: Callable[[], int] | None = None) -> list[Any]:
+def run_parts(
+    what: str, parts: Sequence["partial[Any]"], *, gpu_bytes: Callable[[], int | None] | None = None
+) -> list[Any]:
     """Run the parts of a stage and return what they return, in their order.
 
     After a failure no further part is begun, but those that run are waited for: what they finish is not done again.

@@ -3,8 +3,6 @@
 from functools import partial
 
 from flows.fan_out import run_parts
-from flows.plan import Plan
-from flows.stages import evaluation_shards
 from kvpolicy.comparisons import LEARNED
 from storage.catalog import Catalog
 from storage.promotions import read_history
@@ -17,8 +15,9 @@ from tasks.promote import (
     present_champion,
     require_whole,
 )
-from tasks.references import ShardRef, TrainedRef
-from tasks.trained import trained_ref
+from tasks.publish import evaluated_examples
+from tasks.references import ShardRef, TrainedRef, trained_ref
+from tasks.work import Plan
 
 
 def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: str, evaluation_run_id: str) -> None:
@@ -63,9 +62,9 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
 
 def _judge(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
     """The champion on the examples of this plan; what it was judged on before is found again."""
-    config, prompts = champion_config(plan.config.evaluate), plan.test_prompts
+    config, prompts = champion_config(plan.config.evaluate), plan.made[("prompts", "test")]
     parts = [
         partial(evaluate_shard, plan.home, plan.model, [champion], prompts, config, first=first, seed=plan.seed)
-        for first, _ in evaluation_shards(prompts, config)
+        for first, _ in evaluated_examples(prompts, config)
     ]
     return [shard for shard, _ in run_parts("judge champion", parts)]

@@ -12,12 +12,10 @@ from storage.artifacts import Artifact
 from storage.catalog import Catalog, CompletedRun
 from storage.differences import find_run
 from storage.home import Home
-from tasks.collect import snapshot_ref
 from tasks.model import recorded_model
-from tasks.prompts import prompts_ref
-from tasks.references import ModelRef, PromptsRef, SnapshotRef, TrainedRef
+from tasks.references import ModelRef
 from tasks.stage import lost_results
-from tasks.trained import trained_ref
+from tasks.work import Record
 
 _WHY_NOT = {"failed": "failed", "repeated": "is a repetition itself"}
 
@@ -78,57 +76,41 @@ def find_original(home: Home, any_id: str) -> Original:
     return Original(row=row, known=known, request=request, request_id=request_id)
 
 
-class Recorded:
+class Recorded(Record):
     """What a recorded run read, as references for tasks.
 
-    Each is there and what it was, or else an `InputError` says which is not.
+    Each is there and what it was, or else an `InputError` names the one that is not.
 
     Attributes:
         home: Where tasks are to work.
         original: The run.
         config: Its configuration.
         parameters: Its parameters.
+        known: What it read and made.
         seed: That was asked for.
         own_seed: Its own; policy sets of one request have seeds of their own.
     """
 
     def __init__(self, home: Home, original: Original) -> None:
         self.home, self.original = home, original
-        self.config, self.parameters = original.request.config, original.parameters
+        self.config, self.parameters, self.known = original.request.config, original.parameters, original.known
         self.seed, self.own_seed = original.request.seed, original.row["seed"]
 
     def model(self) -> ModelRef:
         """The model."""
         return recorded_model(
-            self.home,
-            self.original.known.inputs["model"],
-            dtype=self.config.dtype,
-            source=self.original.request.model,
+            self.home, self.known.inputs["model"], dtype=self.config.dtype, source=self.original.request.model
         )
 
-    def prompts(self, role: str = "prompts") -> PromptsRef:
-        """A prompt set, by its role."""
-        artifact = self._whole(role, "")
-        return prompts_ref(self.home, artifact.artifact_id, seed=self.seed)
-
-    def snapshot(self) -> SnapshotRef:
-        """The traces, every fragment of them."""
-        return snapshot_ref(self.home, self._whole("snapshot", "trace_fragment").artifact_id)
-
-    def trained(self) -> list[TrainedRef]:
-        """The policy sets and soft tokens, in their order."""
-        roles = [role for role in self.original.known.inputs if role.startswith(("policy_", "soft_tokens_"))]
-        return [trained_ref(self.home, self._whole(role, "").artifact_id) for role in roles]
-
-    def _whole(self, role: str, rests_on: str) -> Artifact:
-        """The artifact that the run read in a role."""
-        catalog, artifact_id = Catalog(self.home), self.original.known.inputs[role]
+    def artifact(self, role: str, *, rests_on: str = "") -> Artifact:
+        """What the run read in a role, see `Record`."""
+        catalog, artifact_id = Catalog(self.home), self.known.inputs[role]
         maker = catalog.completed_run(find_run(catalog, artifact_id))
         only = dataclasses.replace(maker, outputs={role: artifact_id})
         lost = lost_results(self.home, only, rests_on=rests_on)
         if lost:
             raise InputError(
-                f"{role} of {self.original.known.run_id}, {lost[0].artifact_id}, is lost or damaged at {lost[0].uri}: "
+                f"{role} of {self.known.run_id}, {lost[0].artifact_id}, is lost or damaged at {lost[0].uri}: "
                 "`kvp run` with the options of that run makes it again"
             )
         return catalog.artifact(artifact_id)

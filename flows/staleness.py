@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.plan import policy_seeds
 from flows.request import Request
+from flows.stages import STAGES
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
@@ -24,24 +24,13 @@ from storage.digests import canonical_json, short_id
 from storage.errors import StorageError
 from storage.home import Home
 from storage.requests import RequestRecord, StageName, StageRun
-from tasks.collect import collection_stage, snapshot_ref
 from tasks.model import find
-from tasks.prompts import prompts_ref, prompts_stage
-from tasks.publish import evaluation_stage
+from tasks.prompts import PromptsWork
 from tasks.references import ModelRef
-from tasks.soft_tokens import soft_tokens_stage
 from tasks.stage import Stage, find_completed, has_lost_tracking, lost_results
-from tasks.train import training_stage
-from tasks.trained import trained_ref
+from tasks.work import Plan, Work, stage_name
 
-_COLLECT, _EVALUATE = ("collect", ""), ("evaluate", "")
-_RESULT = {
-    "prompts": "prompts",
-    "collect": "snapshot",
-    "train": "policy",
-    "train-soft-tokens": "soft_tokens",
-    "evaluate": "evaluation",
-}
+LABELS = {kind.name: kind.label for kind in STAGES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,59 +98,35 @@ class _Check:
         self._renewed: set[StageName] = set()
 
     def stale(self) -> Iterator[StaleStage]:
-        """Check the stages in the order in which they run; one that never ran ends it, as those after it never did."""
-        config, texts, problems = self._told_now()
+        """Check the stages in the order in which they run, each as far as those before it have ever made anything."""
+        config, texts, problems = self._configured_now()
         model, formats, lost = self._model_now(config)
-        home, seed = self._home, self._request.seed
-        for split in SPLITS:
-            about, count = config.prompts_of(split)
-            stage = prompts_stage(
-                model,
-                about,
-                texts=texts,
-                formats=self._formats_recorded(split) if formats is None else formats,
-                split=split,
-                num_samples_per_task=count,
-                seed=seed,
-            )
-            yield from self._judge(("prompts", split), stage, {}, [*problems, *lost])
-        refs = {split: prompts_ref(home, made, seed=seed) for (_, split), made in self._made.items()}
-        if not {"train", "validation"} <= refs.keys():
-            return
-        stage = collection_stage(model, (refs["train"], refs["validation"]), config.collect)
-        reads = {f"prompts_{split}": ("prompts", split) for split in ("train", "validation")}
-        yield from self._judge(_COLLECT, stage, reads, lost)
-        learned: list[StageName] = []
-        for own in policy_seeds(config, seed):
-            if _COLLECT in self._made:
-                stage = training_stage(model, snapshot_ref(home, self._made[_COLLECT]), config.train, seed=own)
-                yield from self._judge(("train", f"seed {own}"), stage, {"snapshot": _COLLECT}, lost)
-            learned += [("train", f"seed {own}")] if config.evaluate.needs("policy_set") else []
-        for own in policy_seeds(config, seed) if config.evaluate.needs("soft_tokens") else ():
-            stage = soft_tokens_stage(
-                model, refs["train"], config.soft_tokens, setting=config.collect.setting, seed=own
-            )
-            learned.append(("train-soft-tokens", f"seed {own}"))
-            yield from self._judge(learned[-1], stage, {"prompts": ("prompts", "train")}, lost)
-        if "test" not in refs or not self._made.keys() >= set(learned):
-            return
-        trained = {name: trained_ref(home, self._made[name]) for name in learned}
-        stage = evaluation_stage(model, list(trained.values()), refs["test"], config.evaluate, seed=seed)
-        made_by = {reference.role: name for name, reference in trained.items()}
-        yield from self._judge(_EVALUATE, stage, {"prompts": ("prompts", "test"), **made_by}, lost)
+        plan = Plan(
+            home=self._home,
+            config=config,
+            seed=self._request.seed,
+            model=model,
+            texts=texts,
+            formats={split: self._formats_recorded(split) if formats is None else formats for split in SPLITS},
+        )
+        for kind in STAGES:
+            for work in kind.planned(plan):
+                yield from self._check(work, plan, [*problems, *lost] if kind is PromptsWork else lost)
 
-    def _judge(
-        self, name: StageName, stage: Stage, reads: Mapping[str, StageName], problems: Sequence[Cause]
-    ) -> Iterator[StaleStage]:
-        """Say why a stage would run again, and note what the stages after it would read."""
+    def _check(self, work: Work, plan: Plan, problems: Sequence[Cause]) -> Iterator[StaleStage]:
+        """Yield why a stage would run again, and note what the stages after it would read."""
+        name, stage = stage_name(work), work.stage
+        makers = {artifact_id: before for before, artifact_id in self._made.items()}
+        reads = {role: makers[artifact_id] for role, artifact_id in stage.inputs.items() if artifact_id in makers}
         run = self._record.runs.get(name)
         renewed = {role: before for role, before in reads.items() if before in self._renewed}
-        found = None if renewed or problems else find_completed(self._home, stage)
-        known = found or (run and run.known)
+        current = None if renewed or problems else find_completed(self._home, stage)
+        known = current or (run and run.known)
         if known is None:
             return
-        self._made[name] = known.outputs[_RESULT[name[0]]]
-        if found is not None or run is None:
+        self._made[name] = known.outputs[work.result]
+        plan.made[name] = work.reference(self._home, self._made[name], seed=self._request.seed)
+        if current is not None or run is None:
             return
         causes = [
             *problems,
@@ -187,7 +152,7 @@ class _Check:
         if has_lost_tracking(self._home, run.known):
             yield Cause(kind="result", name="MLflow run", recorded=run.known.mlflow_run_id, now="lost")
 
-    def _told_now(self) -> tuple[PipelineConfig, Mapping[str, str], list[Cause]]:
+    def _configured_now(self) -> tuple[PipelineConfig, Mapping[str, str], list[Cause]]:
         """The configuration that preset and choices give now, the digests of outside texts, and what is wrong there."""
         config = self._request.config
         try:

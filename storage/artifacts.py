@@ -12,24 +12,9 @@ from storage.digests import canonical_json, digest_json, short_id
 from storage.environment import Environment
 from storage.errors import StorageError
 
-ARTIFACT_KINDS = (
-    "model",
-    "prompts",
-    "trace_fragment",
-    "trace_snapshot",
-    "head_group",
-    "policy_set",
-    "soft_tokens",
-    "evaluation_shard",
-    "analysis_shard",
-    "evaluation",
-    "curve",
-    "code",
-    "environment",
-    "request",
-)
 # Inputs that say why and where a run ran, not what its result is made of.
 SURROUNDINGS = frozenset({"code", "environment", "request"})
+_KIND = re.compile(r"[a-z]+(_[a-z]+)*")
 _DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
@@ -38,7 +23,7 @@ class Artifact:
     """A thing with content.
 
     Attributes:
-        kind: one of `ARTIFACT_KINDS`.
+        kind: its kind, in small letters and underscores, such as `policy_set`.
         digest: digest of the content, 32 to 64 hexadecimal characters.
         name: name for people.
         uri: where the content lies; "" when the catalog's rows are the content.
@@ -52,8 +37,8 @@ class Artifact:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in ARTIFACT_KINDS:
-            raise StorageError(f"artifact kind {self.kind!r}: expected one of {', '.join(ARTIFACT_KINDS)}")
+        if not _KIND.fullmatch(self.kind):
+            raise StorageError(f"artifact kind {self.kind!r}: expected small letters and underscores")
         if not _DIGEST.fullmatch(self.digest):
             raise StorageError(
                 f"artifact {self.name!r} has digest {self.digest!r}: expected 32-64 hexadecimal characters"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.artifacts import ARTIFACT_KINDS, Artifact
+from storage.artifacts import Artifact
 from storage.digests import canonical_json
 from storage.environment import environment
 from storage.errors import StorageError
@@ -27,7 +27,7 @@ from storage.tables import Table, quote
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ARTIFACT_KINDS", "Artifact", "Catalog", "CompletedRun", "RunRecorder"]
+__all__ = ["Artifact", "Catalog", "CompletedRun", "RunRecorder"]
 
 
 @dataclass(frozen=True, kw_only=True)

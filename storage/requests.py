@@ -6,7 +6,7 @@ Not for whether these runs are still up to date: that takes the code and the pre
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,9 @@ from storage.artifacts import Artifact
 from storage.catalog import Catalog, CompletedRun
 from storage.tables import quote
 
-_STAGES = ("prompts", "collect", "train", "train-soft-tokens", "evaluate")
-_MADE_BY_STAGES = frozenset({"prompts", "trace_snapshot", "policy_set", "soft_tokens"})
 StageName = tuple[str, str]  # a whole stage, and what tells two of one request apart: split, seed or nothing
+# Whole stage -> what tells two of one request apart, by the parameters and the seed of the run.
+Labels = Mapping[str, Callable[[Mapping[str, Any], int | None], str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +24,19 @@ class StageRun:
     """A completed run of a stage.
 
     Attributes:
+        name: which stage of its request it is.
         row: its row in the table `runs`.
         known: what it read and made.
     """
 
+    name: StageName
     row: Mapping[str, Any]
     known: CompletedRun
 
     @property
-    def name(self) -> StageName:
-        """Which stage of its request it is."""
-        stage = str(self.row["stage"])
-        if stage.startswith("train"):
-            return stage, f"seed {self.row['seed']}"
-        return stage, str(self.parameters["split"]) if stage == "prompts" else ""
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """Its parameters."""
-        found: Mapping[str, Any] = json.loads(self.row["parameters_json"])
-        return found
+        return _parameters(self.row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +52,17 @@ class RequestRecord:
     runs: dict[StageName, StageRun] = field(default_factory=dict)
 
 
-def recorded_requests(catalog: Catalog) -> list[RequestRecord]:
+def recorded_requests(catalog: Catalog, labels: Labels) -> list[RequestRecord]:
     """Return all requests, the oldest first, that any stage was run or skipped for.
+
+    Args:
+        catalog: the catalog.
+        labels: the whole stages; runs of others, such as parts, are passed over.
 
     Raises:
         StorageError: if the catalog cannot be read.
     """
-    rows = {row["run_id"]: row for row in catalog.rows("runs", f"stage IN ({', '.join(map(quote, _STAGES))})")}
+    rows = {row["run_id"]: row for row in catalog.rows("runs", f"stage IN ({', '.join(map(quote, labels))})")}
     asked = {
         edge["run_id"]: edge["artifact_id"] for edge in catalog.rows("edges", "role = 'input' AND name = 'request'")
     }
@@ -76,7 +73,8 @@ def recorded_requests(catalog: Catalog) -> list[RequestRecord]:
             served.setdefault(asked[run_id], []).append(run)
     artifacts = catalog.artifacts(list(served))
     return [
-        RequestRecord(artifact=artifact, runs=_newest(catalog, served[artifact.artifact_id])) for artifact in artifacts
+        RequestRecord(artifact=artifact, runs=_newest(catalog, served[artifact.artifact_id], labels))
+        for artifact in artifacts
     ]
 
 
@@ -94,28 +92,39 @@ def mean_seconds(catalog: Catalog, preset: str) -> dict[str, float]:
     return {row["stage"]: row["seconds"] for row in found.to_pylist()}
 
 
-def _newest(catalog: Catalog, rows: list[Mapping[str, Any]]) -> dict[StageName, StageRun]:
+def _newest(catalog: Catalog, rows: list[Mapping[str, Any]], labels: Labels) -> dict[StageName, StageRun]:
     """The newest run of each stage; what no run of the request made is followed back from what its runs read."""
-    found: dict[StageName, StageRun] = {}
+    runs: dict[StageName, StageRun] = {}
     for row in reversed(rows):
-        run = StageRun(row=row, known=catalog.completed_run(row))
-        found.setdefault(run.name, run)
-    waiting = list(found.values())
+        run = _stage_run(catalog, row, labels)
+        runs.setdefault(run.name, run)
+    waiting = list(runs.values())
     while waiting:
-        for maker in _makers(catalog, waiting.pop()):
-            if maker.name not in found:
-                found[maker.name] = maker
+        for maker in _makers(catalog, waiting.pop(), labels):
+            if maker.name not in runs:
+                runs[maker.name] = maker
                 waiting.append(maker)
-    return found
+    return runs
 
 
-def _makers(catalog: Catalog, run: StageRun) -> Iterator[StageRun]:
+def _makers(catalog: Catalog, run: StageRun, labels: Labels) -> Iterator[StageRun]:
     for artifact_id in run.known.inputs.values():
-        if artifact_id.rpartition("-")[0] not in _MADE_BY_STAGES:
-            continue
         edges = catalog.rows("edges", f"artifact_id = {quote(artifact_id)} AND role = 'output'", ["run_id"])
         if not edges:
-            continue  # it was registered by hand
+            continue  # no run made it
         names = ", ".join(quote(edge["run_id"]) for edge in edges)
-        for row in catalog.rows("runs", f"run_id IN ({names}) AND outcome = 'completed'")[-1:]:
-            yield StageRun(row=row, known=catalog.completed_run(row))
+        stages = ", ".join(map(quote, labels))
+        where = f"run_id IN ({names}) AND outcome = 'completed' AND stage IN ({stages})"
+        for row in catalog.rows("runs", where)[-1:]:
+            yield _stage_run(catalog, row, labels)
+
+
+def _stage_run(catalog: Catalog, row: Mapping[str, Any], labels: Labels) -> StageRun:
+    stage = str(row["stage"])
+    name = stage, labels[stage](_parameters(row), row["seed"])
+    return StageRun(name=name, row=row, known=catalog.completed_run(row))
+
+
+def _parameters(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters: Mapping[str, Any] = json.loads(row["parameters_json"])
+    return parameters

@@ -22,8 +22,11 @@ from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.wholeness import are_readable, check_files, declare_kind
 
 FINDINGS = "findings.parquet"
+
+declare_kind("analysis_shard", check_files(are_readable(SCORES, FINDINGS)))
 
 
 @stage_task("analyse-shard")

@@ -43,7 +43,7 @@ def _check_positions(
 ) -> None:
     """Check that the model computes a sample as it should, and that the agents, if any, know all of its positions."""
     evaluate = config.evaluate
-    has_soft_tokens = evaluate.needs("soft_tokens")
+    has_soft_tokens = "soft_tokens" in evaluate.trained_kinds
     longest = max(cut_sample(sample, setting).num_context for setting in settings)
     prompt = len(sample.context_ids) + len(sample.question_ids)
     most = sample.sample.max_new_tokens
@@ -63,5 +63,5 @@ def _check_positions(
             f"sample {sample.sample.sample_id} takes {needed} tokens {counted}, but {obstacle} ({model.name}): use "
             "prompts of another length (length_tokens, or another preset), or a model that can"
         )
-    if evaluate.needs("policy_set"):
+    if "policy_set" in evaluate.trained_kinds:
         config.train.agent.check_position(longest - 1)

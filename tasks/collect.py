@@ -1,7 +1,10 @@
 """Collecting traces: one task a fragment, and one that seals the fragments into a snapshot to train on."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -9,14 +12,18 @@ from kvpolicy.collection import CollectConfig, collect_trace
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
-from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.catalog import Artifact, RunRecorder
 from storage.home import Home
 from storage.traces import TraceSample, TraceStore
 from tasks.loaded_model import load_model
 from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, SnapshotRef
+from tasks.references import ModelRef, PromptsRef, SnapshotRef, prompts_ref, snapshot_ref
 from tasks.samples import read_encoded, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.wholeness import declare_kind
+from tasks.work import Part, Plan, Record, Work
+
+LEARNED_SPLITS = ("train", "validation")
 
 
 def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: CollectConfig) -> Stage:
@@ -107,17 +114,6 @@ def seal_collection(
     return snapshot_ref(home, outcome.outputs["snapshot"]), outcome
 
 
-def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
-    """The reference of a snapshot in the catalog."""
-    artifact = Catalog(home).artifact(artifact_id)
-    return SnapshotRef(
-        artifact_id=artifact_id,
-        collection=str(artifact.metadata["collection"]),
-        manifest_version=int(artifact.metadata["manifest_version"]),
-        setting=str(artifact.metadata["setting"]),
-    )
-
-
 def collect_traces(
     model: LanguageModel, samples: Sequence[EncodedSample], config: CollectConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -152,3 +148,98 @@ def _trace_sample(example: EncodedSample, setting: str, seed: int) -> TraceSampl
         prompt_digest=sample.digest(),
         context_tokens=cut_sample(example, setting).num_context,
     )
+
+
+def _find_lost_fragments(home: Home, artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """Fragments that are gone; there may be thousands, so none is read here (`kvp traces verify` reads them)."""
+    by_id = {artifact.uri.rpartition("/")[2]: artifact for artifact in artifacts}
+    return [by_id[fragment] for fragment in TraceStore(home.traces).missing(by_id)]
+
+
+def _require_manifest(home: Home, artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """A snapshot lists fragments, which are looked for themselves; but the manifest has to be there."""
+    del artifacts
+    TraceStore(home.traces).version()
+    return []
+
+
+declare_kind("trace_fragment", _find_lost_fragments)
+declare_kind("trace_snapshot", _require_manifest)
+
+
+def _repeat_fragment(record: Record) -> StageOutcome:
+    prompts = prompts_ref(record.home, record.artifact("prompts").artifact_id, seed=record.seed)
+    outcome: StageOutcome = collect_fragment(
+        record.home,
+        record.model(),
+        prompts,
+        record.config.collect,
+        collection=record.parameters["collection"],
+        first=record.parameters["first"],
+    )
+    return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionWork(Work):
+    """The traces of the prompts that policies are trained and checked on, fragment by fragment."""
+
+    name: ClassVar[str] = "collect"
+    title: ClassVar[str] = "collect"
+    result: ClassVar[str] = "snapshot"
+    part_kinds: ClassVar[Mapping[str, Part]] = {"collect-fragment": Part(module=__name__, repeat=_repeat_fragment)}
+
+    home: Home
+    model: ModelRef
+    prompts: tuple[PromptsRef, ...]
+    config: CollectConfig
+
+    @property
+    def stage(self) -> Stage:
+        """The stage."""
+        return collection_stage(self.model, self.prompts, self.config)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Iterator[Self]:
+        """One, of the prompts of both splits."""
+        prompts = [plan.made[name] for split in LEARNED_SPLITS if (name := ("prompts", split)) in plan.made]
+        if len(prompts) == len(LEARNED_SPLITS):
+            yield cls(home=plan.home, model=plan.model, prompts=tuple(prompts), config=plan.config.collect)
+
+    @classmethod
+    def recorded(cls, record: Record) -> Self:
+        """The recorded collection."""
+        artifacts = [record.artifact(f"prompts_{split}") for split in LEARNED_SPLITS]
+        prompts = [prompts_ref(record.home, artifact.artifact_id, seed=record.seed) for artifact in artifacts]
+        return cls(home=record.home, model=record.model(), prompts=tuple(prompts), config=record.config.collect)
+
+    @classmethod
+    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> SnapshotRef:
+        """The reference of a snapshot."""
+        del seed
+        return snapshot_ref(home, artifact_id)
+
+    @classmethod
+    def count_parts(cls, plan: Plan) -> int:
+        """The fragments."""
+        return sum(len(work._fragments()) for work in cls.planned(plan))
+
+    def parts(self) -> "list[partial[Any]]":
+        """Each fragment."""
+        key = self.stage.key
+        return [
+            partial(collect_fragment, self.home, self.model, prompts, self.config, collection=key, first=first)
+            for prompts, first in self._fragments()
+        ]
+
+    def finish(self, made: Sequence[StageOutcome]) -> tuple[SnapshotRef, StageOutcome]:
+        """Take the snapshot."""
+        fragments = [name for outcome in made for name in outcome.outputs.values()]
+        sealed: tuple[SnapshotRef, StageOutcome] = seal_collection(
+            self.home, self.model, self.stage, self.config, fragments
+        )
+        return sealed
+
+    def _fragments(self) -> list[tuple[PromptsRef, int]]:
+        step = self.config.samples_per_fragment
+        return [(prompts, first) for prompts in self.prompts for first in range(0, prompts.num_samples, step)]

@@ -24,14 +24,23 @@ from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
 from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks
+from storage.token_ranks import is_whole as has_whole_ranks
 from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded, read_samples, sample_row
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.trained import method_parameters
+from tasks.wholeness import are_readable, check_files, declare_kind
 
 SCORES, COSTS = "scores.parquet", "costs.parquet"
+
+
+def _is_whole_shard(folder: Path, digest: str) -> bool:
+    return are_readable(SCORES, COSTS)(folder, digest) and has_whole_ranks(folder)
+
+
+declare_kind("evaluation_shard", check_files(_is_whole_shard))
 
 
 @stage_task("evaluate-shard")

@@ -55,7 +55,7 @@ def require_whole(home: Home, policy_set_id: str) -> None:
         InputError: If it is not.
     """
     artifact = Catalog(home).artifact(policy_set_id)
-    if not is_whole(artifact):
+    if not is_whole(home, artifact):
         raise InputError(
             f"{policy_set_id} is lost or damaged at {artifact.uri}: `kvp run` with the options of its training makes "
             "it again, or `kvp promote` another one"

@@ -1,20 +1,27 @@
 """Prompts: generating the samples of a split, once."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
+from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.chat_format import rendered_formats
+from kvpolicy.errors import InputError
 from kvpolicy.sample import Sample
-from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import write_rows
 from tasks.loaded_model import load_model
 from tasks.progress import LOGGER
-from tasks.references import ModelRef, PromptsRef
-from tasks.stage import Stage, run_stage, stage_task
+from tasks.references import ModelRef, PromptsRef, prompts_ref
+from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.wholeness import are_readable, check_files, declare_kind
+from tasks.work import Plan, Record, Work
+
+declare_kind("prompts", check_files(are_readable()))
 
 
 def prompts_stage(
@@ -51,7 +58,7 @@ def prompts_stage(
 @stage_task("write-prompts")
 def write_prompts(
     home: Home, model: ModelRef, config: PromptConfig, *, split: str, num_samples_per_task: int, seed: int
-) -> PromptsRef:
+) -> tuple[PromptsRef, StageOutcome]:
     """Generate the prompts of a split; their lengths are counted in the model's tokens.
 
     Raises:
@@ -96,23 +103,98 @@ def write_prompts(
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
     outcome = run_stage(home, stage, body, note_skip=False)
-    return prompts_ref(home, outcome.outputs["prompts"], seed=seed)
-
-
-def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
-    """The reference of a prompt set in the catalog, given the seed that it was generated with."""
-    artifact = Catalog(home).artifact(artifact_id)
-    return PromptsRef(
-        artifact_id=artifact_id,
-        split=str(artifact.metadata["split"]),
-        seed=seed,
-        num_samples=int(artifact.metadata["num_samples"]),
-        path=artifact.uri,
-        formats_digest=str(artifact.metadata.get("formats_digest", "")),
-    )
+    return prompts_ref(home, outcome.outputs["prompts"], seed=seed), outcome
 
 
 def _used_formats(samples: Sequence[Sample], formats: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Whether each of the formats that some samples need is the model's chat format, and why not."""
     kinds = {"dialogue" if sample.context_turns else "prompt" for sample in samples}
     return {kind: {name: formats[kind][name] for name in ("is_chat", "note")} for kind in sorted(kinds)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsWork(Work):
+    """The prompts of one split."""
+
+    name: ClassVar[str] = "prompts"
+    result: ClassVar[str] = "prompts"
+
+    home: Home
+    model: ModelRef
+    config: PromptConfig
+    texts: Mapping[str, str]
+    formats: Mapping[str, Any]
+    split: str
+    num_samples_per_task: int
+    seed: int
+
+    @property
+    def stage(self) -> Stage:
+        """The stage."""
+        return prompts_stage(
+            self.model,
+            self.config,
+            texts=self.texts,
+            formats=self.formats,
+            split=self.split,
+            num_samples_per_task=self.num_samples_per_task,
+            seed=self.seed,
+        )
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Iterator[Self]:
+        """One a split."""
+        for split in SPLITS:
+            config, count = plan.config.prompts_of(split)
+            yield cls(
+                home=plan.home,
+                model=plan.model,
+                config=config,
+                texts=plan.texts,
+                formats=plan.formats[split],
+                split=split,
+                num_samples_per_task=count,
+                seed=plan.seed,
+            )
+
+    @classmethod
+    def recorded(cls, record: Record) -> Self:
+        """The recorded split, if its texts are what they were."""
+        parameters = record.parameters
+        config, _ = record.config.prompts_of(parameters["split"])
+        now, before = config.find_files().digests(), parameters["texts"]
+        if changed := sorted(path for path in {*now, *before} if now.get(path) != before.get(path)):
+            raise InputError(f"text {changed[0]} is not what {record.known.run_id} read: put it back as it was")
+        return cls(
+            home=record.home,
+            model=record.model(),
+            config=config,
+            texts=now,
+            formats=parameters["formats"],
+            split=parameters["split"],
+            num_samples_per_task=parameters["num_samples_per_task"],
+            seed=record.seed,
+        )
+
+    @classmethod
+    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
+        """The reference of a set."""
+        return prompts_ref(home, artifact_id, seed=seed)
+
+    @classmethod
+    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
+        """The split."""
+        del seed
+        return str(parameters["split"])
+
+    def finish(self, made: Sequence[Any]) -> tuple[PromptsRef, StageOutcome]:
+        """Write them."""
+        written: tuple[PromptsRef, StageOutcome] = write_prompts(
+            self.home,
+            self.model,
+            self.config,
+            split=self.split,
+            num_samples_per_task=self.num_samples_per_task,
+            seed=self.seed,
+        )
+        return written

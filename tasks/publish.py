@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -13,17 +15,24 @@ from kvpolicy.curves import budget_curves
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.methods.registry import METHODS
 from kvpolicy.metrics import METRICS
+from kvpolicy.pipeline import PipelineConfig
+from kvpolicy.registry import Choice
 from kvpolicy.statistics import Interval, bootstrap_mean
 from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.tracking import Tracking
-from tasks.analyse import read_findings
+from tasks.analyse import analyse_shard, read_findings
 from tasks.curve_runs import Evaluation, publish_curves_of, start_evaluation
-from tasks.evaluate import judged_inputs, read_costs, read_scores
+from tasks.evaluate import evaluate_shard, judged_inputs, read_costs, read_scores
 from tasks.model import model_spec
-from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef
+from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef, prompts_ref, trained_ref
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.wholeness import check_files, declare_kind
+from tasks.work import Part, Plan, Record, Work
+
+declare_kind("evaluation", check_files())
+declare_kind("curve", check_files())
 
 
 def evaluation_stage(
@@ -167,3 +176,131 @@ def _head_costs(evaluation: Evaluation, shards: Sequence[ShardRef]) -> list[dict
         for (benchmark, setting, method, seed), examples in costs.items()
         for head, cost in enumerate(np.mean(examples, axis=0).tolist())
     ]
+
+
+def _repeat_shard(record: Record) -> tuple[ShardRef, StageOutcome]:
+    work, first = EvaluationWork.recorded(record), record.parameters["first"]
+    given = (work.home, work.model, work.trained, work.prompts, work.config)
+    repeated: tuple[ShardRef, StageOutcome] = evaluate_shard(*given, first=first, seed=work.seed)
+    return repeated
+
+
+def _repeat_analysis(record: Record) -> tuple[ShardRef, StageOutcome]:
+    work, examples = EvaluationWork.recorded(record), (record.parameters["first"], record.parameters["stop"])
+    given = (work.home, work.model, work.trained, work.prompts, work.config)
+    repeated: tuple[ShardRef, StageOutcome] = analyse_shard(*given, examples=examples, seed=work.seed)
+    return repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationWork(Work):
+    """The evaluation of all methods on all test prompts, shard by shard."""
+
+    name: ClassVar[str] = "evaluate"
+    title: ClassVar[str] = "evaluate"
+    result: ClassVar[str] = "evaluation"
+    part_kinds: ClassVar[Mapping[str, Part]] = {
+        "evaluate-shard": Part(module="tasks.evaluate", repeat=_repeat_shard),
+        "analyse-shard": Part(module="tasks.analyse", repeat=_repeat_analysis),
+    }
+
+    home: Home
+    model: ModelRef
+    trained: tuple[TrainedRef, ...]
+    prompts: PromptsRef
+    config: EvaluateConfig
+    seed: int
+
+    @property
+    def stage(self) -> Stage:
+        """The stage."""
+        return evaluation_stage(self.model, self.trained, self.prompts, self.config, seed=self.seed)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Iterator[Self]:
+        """One, with everything that its methods are made from."""
+        prompts, kinds = plan.made.get(("prompts", "test")), plan.config.evaluate.trained_kinds
+        made = [reference for reference in plan.made.values() if isinstance(reference, TrainedRef)]
+        trained = [reference for reference in made if reference.kind in kinds]
+        if prompts and len(trained) == len(plan.policy_seeds) * len(kinds):
+            yield cls(
+                home=plan.home,
+                model=plan.model,
+                trained=tuple(trained),
+                prompts=prompts,
+                config=plan.config.evaluate,
+                seed=plan.seed,
+            )
+
+    @classmethod
+    def recorded(cls, record: Record) -> Self:
+        """The recorded evaluation, or the one that a recorded shard is a part of."""
+        roles = [role for role in record.known.inputs if role.startswith(("policy_", "soft_tokens_"))]
+        return cls(
+            home=record.home,
+            model=record.model(),
+            trained=tuple(trained_ref(record.home, record.artifact(role).artifact_id) for role in roles),
+            prompts=prompts_ref(record.home, record.artifact("prompts").artifact_id, seed=record.seed),
+            config=record.config.evaluate,
+            seed=record.seed,
+        )
+
+    @classmethod
+    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> str:
+        """The artifact, which no other stage reads."""
+        del home, seed
+        return artifact_id
+
+    @classmethod
+    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
+        """The methods."""
+        return METHODS.choices(config.evaluate.contenders)
+
+    @classmethod
+    def count_parts(cls, plan: Plan) -> int:
+        """The shards that are evaluated, and those that are analysed."""
+        prompts, config = plan.made[("prompts", "test")], plan.config.evaluate
+        return len(evaluated_examples(prompts, config)) + len(_analysed_examples(prompts, config))
+
+    def parts(self) -> "list[partial[Any]]":
+        """Each shard."""
+        given = (self.home, self.model, self.trained, self.prompts, self.config)
+        return [
+            *(
+                partial(evaluate_shard, *given, first=first, seed=self.seed)
+                for first, _ in evaluated_examples(self.prompts, self.config)
+            ),
+            *(
+                partial(analyse_shard, *given, examples=examples, seed=self.seed)
+                for examples in _analysed_examples(self.prompts, self.config)
+            ),
+        ]
+
+    def finish(self, made: Sequence[tuple[ShardRef, StageOutcome]]) -> tuple[EvaluationRef, StageOutcome]:
+        """Publish the curves."""
+        shards, num_evaluated = [shard for shard, _ in made], len(evaluated_examples(self.prompts, self.config))
+        published: tuple[EvaluationRef, StageOutcome] = publish_curves(
+            self.home,
+            self.model,
+            self.trained,
+            self.prompts,
+            self.stage,
+            config=self.config,
+            shards=shards[:num_evaluated],
+            analyses=shards[num_evaluated:],
+        )
+        return published
+
+
+def evaluated_examples(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
+    """First and last, exclusive, of the examples of each shard."""
+    return _slices(prompts.num_samples, config.examples_per_shard)
+
+
+def _analysed_examples(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
+    # Prompts lie task by task in turn, so the first of every task are the first of all.
+    return _slices(prompts.num_samples * config.num_analysed // config.num_samples, config.examples_per_shard)
+
+
+def _slices(count: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, count)) for first in range(0, count, size)]

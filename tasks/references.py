@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from storage.catalog import Catalog
+from storage.home import Home
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
@@ -110,3 +113,35 @@ class EvaluationRef:
     artifact_id: str
     run_id: str
     mlflow_run_id: str
+
+
+def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
+    """The reference of a prompt set in the catalog, given the seed that it was generated with."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return PromptsRef(
+        artifact_id=artifact_id,
+        split=str(artifact.metadata["split"]),
+        seed=seed,
+        num_samples=int(artifact.metadata["num_samples"]),
+        path=artifact.uri,
+        formats_digest=str(artifact.metadata.get("formats_digest", "")),
+    )
+
+
+def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
+    """The reference of a snapshot in the catalog."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return SnapshotRef(
+        artifact_id=artifact_id,
+        collection=str(artifact.metadata["collection"]),
+        manifest_version=int(artifact.metadata["manifest_version"]),
+        setting=str(artifact.metadata["setting"]),
+    )
+
+
+def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
+    """The reference of a policy set, or of soft tokens, in the catalog."""
+    artifact = Catalog(home).artifact(artifact_id)
+    return TrainedRef(
+        artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
+    )

@@ -1,16 +1,21 @@
 """Training the soft tokens of the method `judgeq`, on the prompts that policies are trained on."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
 
 from kvpolicy.policies.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
 from storage.catalog import RunRecorder
 from storage.home import Home
 from tasks.loaded_model import load_model
 from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, TrainedRef
+from tasks.references import ModelRef, PromptsRef, TrainedRef, prompts_ref, trained_ref
 from tasks.samples import read_encoded
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.trained import save_trained, trained_ref
+from tasks.trained import save_trained
+from tasks.work import Plan, Record, Work
 
 
 def soft_tokens_stage(
@@ -56,3 +61,77 @@ def train_judge(
 
     outcome = run_stage(home, stage, body)
     return trained_ref(home, outcome.outputs["soft_tokens"]), outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftTokenWork(Work):
+    """The soft tokens of one seed: a single part."""
+
+    name: ClassVar[str] = "train-soft-tokens"
+    title: ClassVar[str] = "train soft tokens"
+    result: ClassVar[str] = "soft_tokens"
+
+    home: Home
+    model: ModelRef
+    prompts: PromptsRef
+    config: SoftTokenConfig
+    setting: str
+    seed: int
+
+    @property
+    def stage(self) -> Stage:
+        """The stage."""
+        return soft_tokens_stage(self.model, self.prompts, self.config, setting=self.setting, seed=self.seed)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Iterator[Self]:
+        """One a seed, if some method is made from them."""
+        prompts: Any = plan.made.get(("prompts", "train"))
+        for seed in plan.policy_seeds if prompts and "soft_tokens" in plan.config.evaluate.trained_kinds else ():
+            yield cls(
+                home=plan.home,
+                model=plan.model,
+                prompts=prompts,
+                config=plan.config.soft_tokens,
+                setting=plan.config.collect.setting,
+                seed=seed,
+            )
+
+    @classmethod
+    def recorded(cls, record: Record) -> Self:
+        """The recorded training."""
+        return cls(
+            home=record.home,
+            model=record.model(),
+            prompts=prompts_ref(record.home, record.artifact("prompts").artifact_id, seed=record.seed),
+            config=record.config.soft_tokens,
+            setting=record.parameters["setting"],
+            seed=record.own_seed,
+        )
+
+    @classmethod
+    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> TrainedRef:
+        """The reference of soft tokens."""
+        del seed
+        return trained_ref(home, artifact_id)
+
+    @classmethod
+    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
+        """The seed."""
+        del parameters
+        return f"seed {seed}"
+
+    @classmethod
+    def count_parts(cls, plan: Plan) -> int:
+        """One a seed."""
+        return len(list(cls.planned(plan)))
+
+    def parts(self) -> "list[partial[Any]]":
+        """The training."""
+        given = (self.home, self.model, self.prompts, self.config)
+        return [partial(train_judge, *given, setting=self.setting, seed=self.seed)]
+
+    def finish(self, made: Sequence[tuple[TrainedRef, StageOutcome]]) -> tuple[TrainedRef, StageOutcome]:
+        """Return what the one part has made, or find it again."""
+        (outcome,) = made or [part() for part in self.parts()]
+        return outcome

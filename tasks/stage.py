@@ -36,6 +36,7 @@ _CHANGES_NO_RESULT = frozenset(
         "kvpolicy.models.embedded",
         "kvpolicy.models.reference",
         "kvpolicy.objectives.registry",
+        "kvpolicy.pipeline",
         "kvpolicy.registry",
         "tasks.memory",
         "tasks.model",
@@ -44,6 +45,9 @@ _CHANGES_NO_RESULT = frozenset(
         "tasks.references",
         "tasks.registration",
         "tasks.stage",
+        "tasks.training_memory",
+        "tasks.wholeness",
+        "tasks.work",
         "tasks.worker",
     }
 )

@@ -1,17 +1,21 @@
 """Training: one task a group of heads, and one that joins the groups into a policy set."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 
 from kvpolicy.analysis.heads import HeadShapes
 from kvpolicy.objectives.registry import OBJECTIVES
+from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.policies.agent import BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy
+from kvpolicy.registry import Choice
 from kvpolicy.training import StepRecord, TrainConfig, train_agents
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
@@ -21,11 +25,13 @@ from tasks.head_shapes import head_pair_rows, read_head_shapes, shape_of_head
 from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
 from tasks.progress import progress
-from tasks.references import ModelRef, SnapshotRef, TrainedRef
+from tasks.references import ModelRef, SnapshotRef, TrainedRef, snapshot_ref, trained_ref
 from tasks.registration import register_policy_set
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches, snapshot_rows
-from tasks.trained import save_trained, trained_ref
+from tasks.trained import save_trained
+from tasks.training_memory import training_bytes
+from tasks.work import Part, Plan, Record, Work
 
 TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
@@ -254,3 +260,103 @@ def _head_curve_rows(policy: PolicySet, groups: Sequence[Sequence[dict[str, Any]
         if steps[0]["head_costs"] is not None
         for head, cost in enumerate(cost for own in steps for cost in own["head_costs"])
     ]
+
+
+def _repeat_heads(record: Record) -> StageOutcome:
+    first, stop = record.parameters["heads"]
+    snapshot = snapshot_ref(record.home, record.artifact("snapshot", rests_on="trace_fragment").artifact_id)
+    outcome: StageOutcome = train_heads(
+        record.home, record.model(), snapshot, record.config.train, heads=(first, stop), seed=record.own_seed
+    )
+    return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWork(Work):
+    """A policy set of one seed: every head is trained, group by group.
+
+    The groups are the configuration's under every runner: another grouping would give other agents.
+    """
+
+    name: ClassVar[str] = "train"
+    title: ClassVar[str] = "train"
+    result: ClassVar[str] = "policy"
+    part_kinds: ClassVar[Mapping[str, Part]] = {"train-heads": Part(module=__name__, repeat=_repeat_heads)}
+
+    home: Home
+    model: ModelRef
+    snapshot: SnapshotRef
+    config: TrainConfig
+    seed: int
+
+    @property
+    def stage(self) -> Stage:
+        """The stage."""
+        return training_stage(self.model, self.snapshot, self.config, seed=self.seed)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Iterator[Self]:
+        """One a seed."""
+        snapshot: Any = plan.made.get(("collect", ""))
+        for seed in plan.policy_seeds if snapshot else ():
+            yield cls(home=plan.home, model=plan.model, snapshot=snapshot, config=plan.config.train, seed=seed)
+
+    @classmethod
+    def recorded(cls, record: Record) -> Self:
+        """The recorded training."""
+        snapshot = snapshot_ref(record.home, record.artifact("snapshot", rests_on="trace_fragment").artifact_id)
+        return cls(
+            home=record.home,
+            model=record.model(),
+            snapshot=snapshot,
+            config=record.config.train,
+            seed=record.own_seed,
+        )
+
+    @classmethod
+    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> TrainedRef:
+        """The reference of a policy set."""
+        del seed
+        return trained_ref(home, artifact_id)
+
+    @classmethod
+    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
+        """The objective."""
+        return OBJECTIVES.choices([config.train.objective])
+
+    @classmethod
+    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
+        """The seed."""
+        del parameters
+        return f"seed {seed}"
+
+    @classmethod
+    def count_parts(cls, plan: Plan) -> int:
+        """The groups of all seeds."""
+        return len(_groups(plan.model, plan.config.train)) * len(plan.policy_seeds)
+
+    def parts(self) -> "list[partial[Any]]":
+        """Each group of heads."""
+        given = (self.home, self.model, self.snapshot, self.config)
+        return [partial(train_heads, *given, heads=heads, seed=self.seed) for heads in _groups(self.model, self.config)]
+
+    def gpu_bytes(self) -> int:
+        """Memory of a group, by the longest of the traces."""
+        longest = max(row.context_tokens for row in snapshot_rows(TraceStore(self.home.traces), self.snapshot))
+        head_dim = model_spec(self.home, self.model).head_dim
+        size = self.config.heads_per_group or self.model.num_heads
+        return training_bytes(self.config, num_heads=size, head_dim=head_dim, longest_tokens=longest)
+
+    def finish(self, made: Sequence[StageOutcome]) -> tuple[TrainedRef, StageOutcome]:
+        """Join the groups."""
+        groups = [outcome.outputs["group"] for outcome in made]
+        assembled: tuple[TrainedRef, StageOutcome] = assemble_policy(
+            self.home, self.model, self.snapshot, self.config, groups, seed=self.seed
+        )
+        return assembled
+
+
+def _groups(model: ModelRef, config: TrainConfig) -> list[tuple[int, int]]:
+    """First head of each group, and the one after its last."""
+    size = config.heads_per_group or model.num_heads
+    return [(first, min(first + size, model.num_heads)) for first in range(0, model.num_heads, size)]

@@ -4,15 +4,17 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvpolicy.policies import policy_set, soft_tokens
 from kvpolicy.policies.policy_set import PolicySet, load_policy
 from kvpolicy.policies.saved import SavedKind
 from kvpolicy.policies.soft_tokens import SoftTokens, load_soft_tokens
-from storage.catalog import Artifact, Catalog
+from storage.catalog import Artifact
 from storage.home import Home
 from tasks.references import ModelRef, TrainedRef
+from tasks.wholeness import check_files, declare_kind
 
 Trained = PolicySet | SoftTokens
 
@@ -58,14 +60,6 @@ def is_whole_trained(kind: str, folder: Path, digest: str) -> bool:
         return False
 
 
-def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
-    """The reference of a policy set, or of soft tokens, in the catalog."""
-    artifact = Catalog(home).artifact(artifact_id)
-    return TrainedRef(
-        artifact_id=artifact_id, kind=artifact.kind, path=artifact.uri, seed=int(artifact.metadata["seed"])
-    )
-
-
 def method_parameters(reference: TrainedRef, model: ModelRef, device: str) -> dict[str, Trained]:
     """What was trained, as the parameter of the methods that are made from it.
 
@@ -76,3 +70,7 @@ def method_parameters(reference: TrainedRef, model: ModelRef, device: str) -> di
     made = kind.load(Path(reference.path), device=device)
     made.require_model(model.digest)
     return {kind.parameter: made}
+
+
+for _kind in _KINDS:
+    declare_kind(_kind, check_files(partial(is_whole_trained, _kind)))

@@ -1,62 +1,71 @@
 """Whether what a stage made is still there and still what it was. What is not is made again.
 
-Traces are too many to be read for this: theirs is checked by every read, and by `kvp traces verify`.
+Every kind of artifact is declared beside what makes it, with how to find those that are damaged.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from storage.catalog import Artifact
 from storage.errors import StorageError
 from storage.home import Home
 from storage.parquet import read_rows
-from storage.token_ranks import is_whole as has_whole_ranks
-from storage.traces import TraceStore
-from tasks.trained import is_whole_trained
+
+FindDamaged = Callable[[Home, Sequence[Artifact]], list[Artifact]]
+_KINDS: dict[str, FindDamaged] = {}
+
+
+def declare_kind(kind: str, find: FindDamaged) -> None:
+    """Declare a kind of artifact, once.
+
+    Args:
+        kind: Its name, such as `prompts`.
+        find: Returns those of some artifacts of this kind that are lost or damaged.
+    """
+    if kind in _KINDS:
+        raise ValueError(f"artifacts of kind {kind!r} are declared twice: give one of them another name")
+    _KINDS[kind] = find
 
 
 def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Artifacts that are lost or damaged; fragments of traces, of which there may be thousands, are only looked for.
+    """Artifacts that are lost or damaged.
 
     Raises:
-        StorageError: If the trace store cannot be reached, or its manifest is lost.
+        StorageError: If a kind is not declared, the trace store cannot be reached, or its manifest is lost.
     """
-    store = TraceStore(home.traces)
-    fragments: dict[str, Artifact] = {}
-    others: list[Artifact] = []
+    by_kind: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
-        if artifact.kind == "trace_fragment":
-            fragments[artifact.uri.rpartition("/")[2]] = artifact
-        elif artifact.kind == "trace_snapshot":
-            store.version()  # a list of fragments, which are looked for themselves; but the manifest has to be there
-        else:
-            others.append(artifact)
-    lost = store.missing(fragments)
-    return [artifact for name, artifact in fragments.items() if name in lost] + [
-        artifact for artifact in others if not is_whole(artifact)
-    ]
+        by_kind.setdefault(artifact.kind, []).append(artifact)
+    if unknown := sorted(by_kind.keys() - _KINDS.keys()):
+        raise StorageError(f"artifacts of kind {unknown[0]} are declared by no stage: use the release that made them")
+    return [artifact for kind, alike in by_kind.items() for artifact in _KINDS[kind](home, alike)]
 
 
-def is_whole(artifact: Artifact) -> bool:
-    """Whether an artifact lies where the catalog says, undamaged; true where the catalog is all of it."""
-    place = Path(artifact.uri)
-    check = _CHECKS.get(artifact.kind)
-    return not artifact.uri or (place.exists() and (check is None or check(place, artifact.digest)))
+def check_files(is_whole: Callable[[Path, str], bool] = lambda path, digest: True) -> FindDamaged:
+    """Find damage artifact by artifact: each has to be there, and to pass a check of its path and digest.
+
+    An artifact without a place is whole, as the catalog is all of it.
+    """
+
+    def find(home: Home, artifacts: Sequence[Artifact]) -> list[Artifact]:
+        del home
+        return [
+            artifact
+            for artifact in artifacts
+            if artifact.uri and not (Path(artifact.uri).exists() and is_whole(Path(artifact.uri), artifact.digest))
+        ]
+
+    return find
 
 
-def _is_whole_evaluation(place: Path, digest: str) -> bool:
-    return _readable("scores.parquet", "costs.parquet")(place, digest) and has_whole_ranks(place)
-
-
-def _readable(*names: str) -> Callable[[Path, str], bool]:
+def are_readable(*names: str) -> Callable[[Path, str], bool]:
     """A check of a file of rows, or of those in a folder that are named."""
 
-    def check(place: Path, digest: str) -> bool:
+    def check(path: Path, digest: str) -> bool:
         del digest  # the files carry one of their own, of their rows
         try:
-            for path in [place / name for name in names] or [place]:
-                read_rows(path)
+            for file in [path / name for name in names] or [path]:
+                read_rows(file)
         except StorageError:
             return False
         return True
@@ -64,9 +73,6 @@ def _readable(*names: str) -> Callable[[Path, str], bool]:
     return check
 
 
-_CHECKS: Mapping[str, Callable[[Path, str], bool]] = {
-    **{kind: partial(is_whole_trained, kind) for kind in ("policy_set", "head_group", "soft_tokens")},
-    "prompts": _readable(),
-    "evaluation_shard": _is_whole_evaluation,
-    "analysis_shard": _readable("scores.parquet", "findings.parquet"),
-}
+def is_whole(home: Home, artifact: Artifact) -> bool:
+    """Whether an artifact is there, undamaged."""
+    return not find_damaged(home, [artifact])

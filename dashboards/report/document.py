@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.artifacts import ARTIFACT_KINDS
-
 NOTHING = "–"
 BETTER_MARK, WORSE_MARK, UNDECIDED_MARK = "▲", "▼", "·"
 MARKS = {"better": BETTER_MARK, "worse": WORSE_MARK, "undecided": UNDECIDED_MARK}
@@ -18,7 +16,7 @@ MARKS_NOTE = (
     f"{BETTER_MARK} better, {WORSE_MARK} worse: the paired interval excludes 0; {UNDECIDED_MARK} undecided: it does "
     "not, or there are too few samples"
 )
-ID = re.compile(rf"\b(?:run|{'|'.join(ARTIFACT_KINDS)})-[0-9a-f]{{16}}\b")
+ID = re.compile(r"\b[a-z]+(?:_[a-z]+)*-[0-9a-f]{16}\b")
 """An id of the catalog: of a run, or of an artifact."""
 CODE = re.compile(rf"`(?P<code>[^`\n]+)`|(?P<id>{ID.pattern})")
 """What is set as code: what stands between backticks, and ids."""

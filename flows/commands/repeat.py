@@ -24,11 +24,11 @@ def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
     point_prefect_at(opened.path)
     with standard_output_kept_clean():
         from flows.printing import print_records
-        from flows.staleness import stale_stages
+        from flows.staleness import LABELS, stale_stages
         from storage.catalog import Catalog
         from storage.requests import recorded_requests
 
-        requests = recorded_requests(Catalog(opened))
+        requests = recorded_requests(Catalog(opened), LABELS)
         found = stale_stages(opened, requests)
     if found or as_json:
         print_records([stage.to_record() for stage in found], as_json=as_json)

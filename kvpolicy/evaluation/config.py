@@ -116,9 +116,10 @@ class EvaluateConfig:
         """All methods that take part, in the order of tables."""
         return tuple(name for name in method_names() if name in {*self.methods, "full", "oracle"})
 
-    def needs(self, trained: str) -> bool:
-        """Whether some method is made from what was trained: `policy_set` or `soft_tokens`."""
-        return any(method_type(name).trained == trained for name in self.contenders)
+    @property
+    def trained_kinds(self) -> frozenset[str]:
+        """Kinds of artifacts that the methods are made from: `policy_set`, `soft_tokens`."""
+        return frozenset(filter(None, (method_type(name).trained for name in self.contenders)))
 
     def check_context(self, num_tokens: int, sample_id: str) -> None:
         """Check that every budget fits in a context.

@@ -20,12 +20,13 @@ from processes import CHECKOUT, environment, free_port, run_command, start_proce
 from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
 from flows.fan_out import run_parts
-from flows.gpu_share import gpu_share, training_bytes
+from flows.gpu_share import gpu_share
 from flows.options import Runner
 from flows.runners.clusters import check_runner
 from flows.runners.engagement import engaged
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import load_preset
+from tasks.training_memory import training_bytes
 from tests.flows.parts import echo, look_around, refuse
 
 # More parts than workers, and several of every stage.

@@ -80,9 +80,15 @@ def test_a_schedule_finds_a_dropped_gguf_file_and_it_ends_with_a_champion(deploy
     assert (watch["global_concurrency_limit"]["limit"], watch["work_queue_name"]) == (1, "default")
     assert [(entry["active"], entry["schedule"]["cron"]) for entry in watch["schedules"]] == [(True, "17 * * * *")]
 
-    def runs_of(deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    def all_runs_of(deployment: dict[str, Any]) -> list[dict[str, Any]]:
         wanted = {"deployment_id": {"any_": [deployment["id"]]}, "start_time": {"is_null_": False}}
         return ask("POST", "flow_runs/filter", {"flow_runs": wanted})
+
+    # Other tests may have run deployments of the same names on this server.
+    earlier = {run["id"] for deployment in (watch, retrain) for run in all_runs_of(deployment)}
+
+    def runs_of(deployment: dict[str, Any]) -> list[dict[str, Any]]:
+        return [run for run in all_runs_of(deployment) if run["id"] not in earlier]
 
     def ended() -> list[dict[str, Any]]:
         finals = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.generation import compressed_generate
@@ -36,6 +36,7 @@ def _prompt(num_letters, start):
     budget=st.integers(20, 150),
     mode=st.sampled_from(sorted(MODES)),
 )
+@example(shape=[(1, 0), (35, 0)], budget=59, mode="streaming")  # with qwen2 the second answer ends before the first
 @settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_answer_of_a_batch_is_the_one_alone(tiny_model, family, mode, shape, budget):
     model = _model(tiny_model, family)
@@ -43,8 +44,11 @@ def test_each_answer_of_a_batch_is_the_one_alone(tiny_model, family, mode, shape
     prompts = [_prompt(*part) for part in shape]
     together = compressed_generate(model, policy, prompts, **options)
     alone = [compressed_generate(model, policy, prompt, **options) for prompt in prompts]
-    slots = max(answer.num_slots for answer in alone)
+    (slots,) = {answer.num_slots for answer in together}
     assert together == [dataclasses.replace(answer, num_slots=slots) for answer in alone]
+    # An answer that has ended stays in the batch while others go on, so there may be more room than it needs alone.
+    needed = max(answer.num_slots for answer in alone)
+    assert needed <= slots <= needed + options["max_new_tokens"]
     for answer in together:
         assert answer.num_kept_tokens == min(budget, answer.num_prompt_tokens)
 

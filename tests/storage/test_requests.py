@@ -16,6 +16,12 @@ FIRST, SECOND = (request_artifact({"seed": seed}, f"seed {seed}") for seed in (1
 PROMPTS, SNAPSHOT, POLICY = artifact("prompts", "p"), artifact("trace_snapshot", "s"), artifact("policy_set", "p")
 _MADE = {"prompts": PROMPTS, "collect": SNAPSHOT, "train": POLICY, "train-heads": artifact("head_group", "g")}
 
+LABELS = {
+    "prompts": lambda parameters, seed: parameters["split"],
+    "collect": lambda parameters, seed: "",
+    "train": lambda parameters, seed: f"seed {seed}",
+}
+
 
 @pytest.fixture
 def asked(catalog: Catalog) -> Catalog:
@@ -43,7 +49,7 @@ def test_the_newest_run_of_each_stage_counts_and_parts_and_repetitions_do_not(as
     run(asked, "train", request=FIRST.artifact_id, repeats=old)
     prompts = run(asked, "prompts", request=FIRST.artifact_id)
     run(asked, "collect")  # nobody's
-    (record,) = recorded_requests(asked)
+    (record,) = recorded_requests(asked, LABELS)
     assert record.artifact == FIRST
     assert runs(record) == {("train", "seed 0"): new, ("prompts", "train"): prompts}
 
@@ -53,7 +59,7 @@ def test_what_was_skipped_or_read_is_followed_to_the_run_that_made_it(asked: Cat
     collected = run(asked, "collect", request=FIRST.artifact_id, inputs={"prompts_train": PROMPTS.artifact_id})
     trained = run(asked, "train", request=SECOND.artifact_id, inputs={"snapshot": SNAPSHOT.artifact_id})
     asked.record_skip(stage="train", stage_key="train", reused_run_id=trained, request_id=FIRST.artifact_id)
-    first, second = recorded_requests(asked)
+    first, second = recorded_requests(asked, LABELS)
     expected = {("prompts", "train"): prompts, ("collect", ""): collected, ("train", "seed 0"): trained}
     assert (first.artifact, second.artifact) == (FIRST, SECOND)
     assert runs(first) == runs(second) == expected
@@ -62,13 +68,13 @@ def test_what_was_skipped_or_read_is_followed_to_the_run_that_made_it(asked: Cat
 def test_what_was_registered_by_hand_leads_to_no_run(asked: Catalog) -> None:
     asked.register(SNAPSHOT)
     trained = run(asked, "train", request=FIRST.artifact_id, inputs={"snapshot": SNAPSHOT.artifact_id})
-    (record,) = recorded_requests(asked)
+    (record,) = recorded_requests(asked, LABELS)
     assert runs(record) == {("train", "seed 0"): trained}
 
 
 def test_without_requests_there_is_nothing_to_ask_about(asked: Catalog) -> None:
     run(asked, "train")
-    assert recorded_requests(asked) == []
+    assert recorded_requests(asked, LABELS) == []
 
 
 def test_a_repetition_is_compared_as_any_run_and_stands_for_nothing(asked: Catalog) -> None:

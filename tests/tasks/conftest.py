@@ -34,6 +34,8 @@ def prompts(home: Home, model: ModelRef) -> Callable[..., PromptsRef]:
     """Writes the prompts of a split: `prompts("train", 2)`."""
 
     def write(split: str, num_samples_per_task: int = 1, *, seed: int = 0) -> PromptsRef:
-        return write_prompts.fn(home, model, PROMPTS, split=split, num_samples_per_task=num_samples_per_task, seed=seed)
+        return write_prompts.fn(
+            home, model, PROMPTS, split=split, num_samples_per_task=num_samples_per_task, seed=seed
+        )[0]
 
     return write

@@ -21,10 +21,10 @@ from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.loaded_model import load_model
 from tasks.publish import evaluation_stage, publish_curves
+from tasks.references import trained_ref
 from tasks.samples import read_encoded
 from tasks.stage import find_completed
 from tasks.train import assemble_policy, train_heads
-from tasks.trained import trained_ref
 from tasks.wholeness import is_whole
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
@@ -250,16 +250,16 @@ def test_rankings_of_contexts_that_came_in_chunks_are_not_kept(home, model, poli
     config = dataclasses.replace(EVALUATE, methods=("kvp", "knorm"), budgets=(64,), num_generated=0, chunk_tokens=64)
     shard, _ = evaluate_shard.fn(home, model, [policy], prompts("test", 2), config, first=0, seed=0)
     assert list_contexts(Path(shard.path)) == []
-    assert is_whole(Catalog(home).artifact(shard.artifact_id))
+    assert is_whole(home, Catalog(home).artifact(shard.artifact_id))
 
 
 @pytest.mark.parametrize("name", ["scores.parquet", "costs.parquet", "contexts.parquet", "rankings.parquet"])
 def test_a_shard_without_one_of_its_files_is_not_whole(home, judged, tmp_path, name):
     shard = Catalog(home).artifact(judged[0][0].artifact_id)
-    assert is_whole(shard)
+    assert is_whole(home, shard)
     copy = dataclasses.replace(shard, uri=str(shutil.copytree(shard.uri, tmp_path / "copy")))
     (tmp_path / "copy" / name).unlink()
-    assert not is_whole(copy)
+    assert not is_whole(home, copy)
 
 
 def test_the_curve_of_a_policy_goes_back_to_its_traces(home, model, policy, collected, judged):

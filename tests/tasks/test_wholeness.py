@@ -23,33 +23,33 @@ def policy(tmp_path) -> Artifact:
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, RECORD])
-def test_a_policy_with_a_flipped_or_missing_file_is_not_whole(policy, tmp_path, name):
-    assert is_whole(policy)
+def test_a_policy_with_a_flipped_or_missing_file_is_not_whole(home, policy, tmp_path, name):
+    assert is_whole(home, policy)
     path = tmp_path / "policy" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert not is_whole(policy)
+    assert not is_whole(home, policy)
     path.unlink()
-    assert not is_whole(policy)
+    assert not is_whole(home, policy)
 
 
-def test_rows_that_cannot_be_read_are_not_whole(tmp_path):
+def test_rows_that_cannot_be_read_are_not_whole(home, tmp_path):
     prompts = Artifact(kind="prompts", digest="b" * 64, name="p", uri=str(tmp_path / "prompts.parquet"))
     shard = Artifact(kind="evaluation_shard", digest="c" * 64, name="s", uri=str(tmp_path / "shard"))
-    assert not is_whole(prompts)
+    assert not is_whole(home, prompts)
     write_rows(tmp_path / "prompts.parquet", [{"a": 1}])
     write_rows(tmp_path / "shard" / "scores.parquet", [{"a": 1}])
-    assert is_whole(prompts)
-    assert not is_whole(shard)
+    assert is_whole(home, prompts)
+    assert not is_whole(home, shard)
     write_rows(tmp_path / "shard" / "costs.parquet", [{"a": 1}])
-    assert not is_whole(shard)
+    assert not is_whole(home, shard)
     write_token_ranks(tmp_path / "shard", [])
-    assert is_whole(shard)
+    assert is_whole(home, shard)
     (tmp_path / "prompts.parquet").write_bytes(b"nothing")
-    assert not is_whole(prompts)
+    assert not is_whole(home, prompts)
 
 
-def test_what_lies_in_the_catalog_alone_is_whole(policy):
-    assert is_whole(dataclasses.replace(policy, uri=""))
-    assert not is_whole(dataclasses.replace(policy, uri=policy.uri + "-gone"))
+def test_what_lies_in_the_catalog_alone_is_whole(home, policy):
+    assert is_whole(home, dataclasses.replace(policy, uri=""))
+    assert not is_whole(home, dataclasses.replace(policy, uri=policy.uri + "-gone"))
