@@ -60,7 +60,7 @@ def find_all(kinds: Iterable[type[Work]], plan: Plan) -> bool:
             if run is None:
                 is_there = False
             else:
-                plan.made[stage_name(work)] = kind.reference(plan.home, run.outputs[kind.result], seed=plan.seed)
+                plan.made[stage_name(work)] = kind.refer(plan.home, run.outputs[kind.result], plan.seed)
     return is_there
 
 

@@ -125,7 +125,7 @@ class _Check:
         if known is None:
             return
         self._made[name] = known.outputs[work.result]
-        plan.made[name] = work.reference(self._home, self._made[name], seed=self._request.seed)
+        plan.made[name] = work.refer(self._home, self._made[name], self._request.seed)
         if current is not None or run is None:
             return
         causes = [

@@ -187,6 +187,7 @@ class CollectionWork(Work):
     name: ClassVar[str] = "collect"
     title: ClassVar[str] = "collect"
     result: ClassVar[str] = "snapshot"
+    refer = staticmethod(snapshot_ref)
     part_kinds: ClassVar[Mapping[str, Part]] = {"collect-fragment": Part(module=__name__, repeat=_repeat_fragment)}
 
     home: Home
@@ -212,17 +213,6 @@ class CollectionWork(Work):
         artifacts = [record.artifact(f"prompts_{split}") for split in LEARNED_SPLITS]
         prompts = [prompts_ref(record.home, artifact.artifact_id, seed=record.seed) for artifact in artifacts]
         return cls(home=record.home, model=record.model(), prompts=tuple(prompts), config=record.config.collect)
-
-    @classmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> SnapshotRef:
-        """The reference of a snapshot."""
-        del seed
-        return snapshot_ref(home, artifact_id)
-
-    @classmethod
-    def count_parts(cls, plan: Plan) -> int:
-        """The fragments."""
-        return sum(len(work._fragments()) for work in cls.planned(plan))
 
     def parts(self) -> "list[partial[Any]]":
         """Each fragment."""

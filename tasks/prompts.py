@@ -118,6 +118,8 @@ class PromptsWork(Work):
 
     name: ClassVar[str] = "prompts"
     result: ClassVar[str] = "prompts"
+    one_per: ClassVar[str] = "split"
+    refer = staticmethod(prompts_ref)
 
     home: Home
     model: ModelRef
@@ -175,17 +177,6 @@ class PromptsWork(Work):
             num_samples_per_task=parameters["num_samples_per_task"],
             seed=record.seed,
         )
-
-    @classmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
-        """The reference of a set."""
-        return prompts_ref(home, artifact_id, seed=seed)
-
-    @classmethod
-    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
-        """The split."""
-        del seed
-        return str(parameters["split"])
 
     def finish(self, made: Sequence[Any]) -> tuple[PromptsRef, StageOutcome]:
         """Write them."""

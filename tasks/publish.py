@@ -246,12 +246,6 @@ class EvaluationWork(Work):
         )
 
     @classmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> str:
-        """The artifact, which no other stage reads."""
-        del home, seed
-        return artifact_id
-
-    @classmethod
     def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
         """The methods."""
         return METHODS.choices(config.evaluate.contenders)

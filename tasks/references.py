@@ -115,7 +115,7 @@ class EvaluationRef:
     mlflow_run_id: str
 
 
-def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
+def prompts_ref(home: Home, artifact_id: str, seed: int) -> PromptsRef:
     """The reference of a prompt set in the catalog, given the seed that it was generated with."""
     artifact = Catalog(home).artifact(artifact_id)
     return PromptsRef(
@@ -128,7 +128,7 @@ def prompts_ref(home: Home, artifact_id: str, *, seed: int) -> PromptsRef:
     )
 
 
-def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
+def snapshot_ref(home: Home, artifact_id: str, seed: int = 0) -> SnapshotRef:
     """The reference of a snapshot in the catalog."""
     artifact = Catalog(home).artifact(artifact_id)
     return SnapshotRef(
@@ -139,7 +139,7 @@ def snapshot_ref(home: Home, artifact_id: str) -> SnapshotRef:
     )
 
 
-def trained_ref(home: Home, artifact_id: str) -> TrainedRef:
+def trained_ref(home: Home, artifact_id: str, seed: int = 0) -> TrainedRef:
     """The reference of a policy set, or of soft tokens, in the catalog."""
     artifact = Catalog(home).artifact(artifact_id)
     return TrainedRef(

@@ -1,7 +1,7 @@
 """Training the soft tokens of the method `judgeq`, on the prompts that policies are trained on."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -70,6 +70,8 @@ class SoftTokenWork(Work):
     name: ClassVar[str] = "train-soft-tokens"
     title: ClassVar[str] = "train soft tokens"
     result: ClassVar[str] = "soft_tokens"
+    one_per: ClassVar[str] = "seed"
+    refer = staticmethod(trained_ref)
 
     home: Home
     model: ModelRef
@@ -108,23 +110,6 @@ class SoftTokenWork(Work):
             setting=record.parameters["setting"],
             seed=record.own_seed,
         )
-
-    @classmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> TrainedRef:
-        """The reference of soft tokens."""
-        del seed
-        return trained_ref(home, artifact_id)
-
-    @classmethod
-    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
-        """The seed."""
-        del parameters
-        return f"seed {seed}"
-
-    @classmethod
-    def count_parts(cls, plan: Plan) -> int:
-        """One a seed."""
-        return len(list(cls.planned(plan)))
 
     def parts(self) -> "list[partial[Any]]":
         """The training."""

@@ -281,6 +281,8 @@ class TrainingWork(Work):
     name: ClassVar[str] = "train"
     title: ClassVar[str] = "train"
     result: ClassVar[str] = "policy"
+    one_per: ClassVar[str] = "seed"
+    refer = staticmethod(trained_ref)
     part_kinds: ClassVar[Mapping[str, Part]] = {"train-heads": Part(module=__name__, repeat=_repeat_heads)}
 
     home: Home
@@ -314,21 +316,9 @@ class TrainingWork(Work):
         )
 
     @classmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> TrainedRef:
-        """The reference of a policy set."""
-        del seed
-        return trained_ref(home, artifact_id)
-
-    @classmethod
     def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
         """The objective."""
         return OBJECTIVES.choices([config.train.objective])
-
-    @classmethod
-    def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
-        """The seed."""
-        del parameters
-        return f"seed {seed}"
 
     @classmethod
     def count_parts(cls, plan: Plan) -> int:

@@ -95,12 +95,14 @@ class Work(ABC):
         name: Of the stage in the catalog.
         title: Of the stage where progress is shown; empty where it has no parts to show.
         result: Name of the output that the stages after it read.
+        one_per: What a request has several of, if it does: `seed`, or a parameter of the stage.
         part_kinds: Name to kind of the parts that have runs of their own.
     """
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
     result: ClassVar[str]
+    one_per: ClassVar[str] = ""
     part_kinds: ClassVar[Mapping[str, Part]] = {}
 
     home: Home
@@ -130,10 +132,11 @@ class Work(ABC):
             InputError: If something that it read is lost, or no longer what it was.
         """
 
-    @classmethod
-    @abstractmethod
-    def reference(cls, home: Home, artifact_id: str, *, seed: int) -> Any:
+    @staticmethod
+    def refer(home: Home, artifact_id: str, seed: int) -> Any:
         """The reference of a result in the catalog; the seed is the request's."""
+        del home, seed
+        return artifact_id
 
     @classmethod
     def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
@@ -150,14 +153,14 @@ class Work(ABC):
     @classmethod
     def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:
         """What tells stages of this kind apart within a request; empty where there is only one."""
-        del parameters, seed
-        return ""
+        if cls.one_per == "seed":
+            return f"seed {seed}"
+        return str(parameters[cls.one_per]) if cls.one_per else ""
 
     @classmethod
     def count_parts(cls, plan: Plan) -> int:
-        """Parts of all stages of this kind in a plan, whether they have been made or not."""
-        del plan
-        return 0
+        """Parts of all stages of this kind in a plan, before any of them has run."""
+        return sum(len(work.parts()) for work in cls.planned(plan))
 
     def parts(self) -> "list[partial[Any]]":
         """Calls of the tasks that make the parts; independent of each other."""
