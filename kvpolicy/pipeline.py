@@ -25,16 +25,6 @@ from kvpolicy.policies.soft_token_training import SoftTokenConfig
 from kvpolicy.promotion import PromoteConfig
 from kvpolicy.training import TrainConfig
 
-_SECTIONS = {
-    "prompts": PromptConfig,
-    "collect": CollectConfig,
-    "train": TrainConfig,
-    "soft_tokens": SoftTokenConfig,
-    "evaluate": EvaluateConfig,
-    "promote": PromoteConfig,
-    "ablate": AblateConfig,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
@@ -129,6 +119,14 @@ class PipelineConfig:
         for entry in settings:
             _merge(document, _read_setting(entry))
         return read_config(document, name=preset)
+
+
+# Section -> its configuration.
+_SECTIONS: dict[str, Any] = {
+    entry.name: entry.default_factory
+    for entry in dataclasses.fields(PipelineConfig)
+    if entry.default_factory is not dataclasses.MISSING
+}
 
 
 def _read_setting(entry: str) -> dict[str, Any]:

@@ -86,25 +86,25 @@ def _facets(artifact: Artifact, producer: str) -> dict[str, DatasetFacet]:
     return facets
 
 
+_ROWS = ".parquet"
 _OF_EVALUATION = ("scores", "comparisons", "findings", "head_costs")
 
 
 def _fields(artifact: Artifact) -> list[Field]:
-    """Columns of tables and files, arrays of traces; nothing of what has none."""
+    """Columns of tables, arrays of traces, and otherwise the columns of the files, if they have any."""
     of_kind: Mapping[str, Callable[[], list[Field]]] = {
-        "prompts": lambda: _columns(columns_of(Path(artifact.uri))),
-        "evaluation_shard": lambda: _tables({path.stem: columns_of(path) for path in _files(artifact)}),
-        "analysis_shard": lambda: _tables({path.stem: columns_of(path) for path in _files(artifact)}),
         "trace_fragment": _arrays,
         "trace_snapshot": lambda: _columns(MANIFEST),
         "evaluation": lambda: _tables({name: TABLES[name] for name in _OF_EVALUATION}),
         "curve": lambda: _columns(TABLES["curves"]),
     }
-    return of_kind.get(artifact.kind, list)()
+    return of_kind[artifact.kind]() if artifact.kind in of_kind else _columns_of_files(artifact.uri)
 
 
-def _files(artifact: Artifact) -> list[Path]:
-    return sorted(Path(artifact.uri).glob("*.parquet")) if artifact.uri else []
+def _columns_of_files(uri: str) -> list[Field]:
+    if uri.endswith(_ROWS):
+        return _columns(columns_of(Path(uri)))
+    return _tables({path.stem: columns_of(path) for path in sorted(Path(uri).glob(f"*{_ROWS}"))} if uri else {})
 
 
 def _tables(tables: Mapping[str, Iterable[pa.Field]]) -> list[Field]:

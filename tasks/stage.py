@@ -24,7 +24,7 @@ from storage.fingerprints import ProjectCode, stage_key
 from storage.home import Home, exclusive
 from storage.mlflow_tables import has_run
 from tasks.purpose import current_purpose
-from tasks.wholeness import find_damaged
+from tasks.wholeness import find_damaged, require_declared
 from tasks.worker import keep_to_flow
 
 # Modules of a stage that decide how it is run, shown and remembered, but not what comes out; and the registries, which
@@ -236,6 +236,7 @@ def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *,
     ) as run:
         try:
             body(run)
+            require_declared(artifact.kind for artifact in run.outputs.values())
         except Exception as failure:
             failure.add_note(f"stage {stage.name}, run {run.run_id}")
             raise

@@ -36,9 +36,18 @@ def find_damaged(home: Home, artifacts: Iterable[Artifact]) -> list[Artifact]:
     by_kind: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
         by_kind.setdefault(artifact.kind, []).append(artifact)
-    if unknown := sorted(by_kind.keys() - _KINDS.keys()):
-        raise StorageError(f"artifacts of kind {unknown[0]} are declared by no stage: use the release that made them")
+    require_declared(by_kind)
     return [artifact for kind, alike in by_kind.items() for artifact in _KINDS[kind](home, alike)]
+
+
+def require_declared(kinds: Iterable[str]) -> None:
+    """Check that all of some kinds of artifacts are declared.
+
+    Raises:
+        StorageError: Naming the first one that is not.
+    """
+    if unknown := sorted({*kinds} - _KINDS.keys()):
+        raise StorageError(f"artifacts of kind {unknown[0]} are declared by no stage: declare them where they are made")
 
 
 def check_files(is_whole: Callable[[Path, str], bool] = lambda path, digest: True) -> FindDamaged:

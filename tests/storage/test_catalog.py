@@ -179,8 +179,8 @@ def test_bad_calls_are_one_line_and_record_nothing(catalog: Catalog) -> None:
     assert catalog.rows("runs") == []
     with pytest.raises(StorageError, match="no table 'curve'"):
         catalog.rows("curve")
-    with pytest.raises(StorageError, match="expected one of model, prompts"):
-        artifact("file", "x")
+    with pytest.raises(StorageError, match="expected small letters and underscores"):
+        artifact("Some file", "x")
     with pytest.raises(StorageError, match="hexadecimal"):
         Artifact(kind="model", digest="short", name="x")
 

@@ -54,6 +54,12 @@ def test_the_same_stage_runs_once(home, stage):
     assert first.outputs == second.outputs == {"result": RESULT.artifact_id}
 
 
+def test_a_kind_of_artifact_that_nobody_declared_is_refused(home, stage):
+    with pytest.raises(StorageError, match="kind thought are declared by no stage"):
+        run_stage(home, stage, lambda run: run.output("result", dataclasses.replace(RESULT, kind="thought")))
+    assert [row["outcome"] for row in Catalog(home).rows("runs")] == ["failed"]
+
+
 def test_a_skip_is_a_row_that_names_the_run_it_stands_on(home, stage):
     first = run_stage(home, stage, work)
     run_stage(home, stage, work)
