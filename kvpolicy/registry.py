@@ -106,7 +106,8 @@ class Registry(Generic[T]):
         return tuple(dict.fromkeys(self._choice(name) for name in names))
 
     def _choice(self, name: str) -> Choice:
-        module: str = self[name].__module__
+        chosen: Any = self[name]
+        module = getattr(chosen, "module", chosen.__module__)  # an instance names the module of what it is made of
         if name in self._own:
             return Choice(module=module)
         extension = self._extension(name)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.evaluation import EvaluateConfig, analyse_example
-from kvpolicy.methods.registry import METHODS
 from kvpolicy.seeds import derive_seed
 from storage.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
-from tasks.evaluate import SCORES, judged_inputs, judged_parameters, make_contenders, score_row
+from tasks.evaluate import SCORES, chosen, judged_inputs, judged_parameters, make_contenders, score_row
 from tasks.loaded_model import load_model
 from tasks.progress import progress
 from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
@@ -53,7 +52,7 @@ def analyse_shard(
             "first": first,
             "stop": stop,
         },
-        choices=METHODS.choices(config.contenders),
+        choices=chosen(prompts, config),
         seed=seed,
     )
 

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, RankedContext, Score, evaluate_example
 from kvpolicy.methods.registry import METHODS, make_method, method_type
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
+from kvpolicy.registry import Choice
 from kvpolicy.sample import Sample
 from kvpolicy.seeds import derive_seed
 from kvpolicy.token_text import token_pieces
@@ -70,7 +72,7 @@ def evaluate_shard(
             "first": first,
             "stop": stop,
         },
-        choices=METHODS.choices(config.contenders),
+        choices=chosen(prompts, config),
         seed=seed,
     )
 
@@ -113,6 +115,11 @@ def evaluate_shard(
     outcome = run_stage(home, stage, body, note_skip=False)
     artifact = Catalog(home).artifact(outcome.outputs["shard"])
     return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
+
+
+def chosen(prompts: PromptsRef, config: EvaluateConfig) -> tuple[Choice, ...]:
+    """The methods that are evaluated, and the benchmarks that say what is measured."""
+    return (*METHODS.choices(config.contenders), *BENCHMARKS.choices(prompts.benchmarks))
 
 
 def judged_inputs(model: ModelRef, prompts: PromptsRef, trained: Sequence[TrainedRef]) -> dict[str, str]:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
+from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
+from kvpolicy.pipeline import PipelineConfig
+from kvpolicy.registry import Choice
 from kvpolicy.sample import Sample
 from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
@@ -52,7 +55,14 @@ def prompts_stage(
         "split": split,
         "num_samples_per_task": num_samples_per_task,
     }
-    return Stage(name="prompts", module=__name__, inputs={"model": model.artifact_id}, parameters=parameters, seed=seed)
+    return Stage(
+        name="prompts",
+        module=__name__,
+        inputs={"model": model.artifact_id},
+        parameters=parameters,
+        choices=BENCHMARKS.choices(config.benchmarks),
+        seed=seed,
+    )
 
 
 @stage_task("write-prompts")
@@ -98,7 +108,7 @@ def write_prompts(
         path = home.prompts / f"{digest[:16]}.parquet"
         write_rows(path, [dataclasses.asdict(sample) for sample in samples])
         metadata = {"split": split, "num_samples": len(samples), "reported": dict(made.reported), "formats": used}
-        metadata["formats_digest"] = digest_json(formats)
+        metadata |= {"formats_digest": digest_json(formats), "benchmarks": list(config.benchmarks)}
         name = f"{'+'.join(config.benchmarks)} {split}, {len(samples)} samples of up to {config.length_tokens} tokens"
         run.output("prompts", Artifact(kind="prompts", digest=digest, name=name, uri=str(path), metadata=metadata))
 
@@ -158,6 +168,12 @@ class PromptsWork(Work):
                 num_samples_per_task=count,
                 seed=plan.seed,
             )
+
+    @classmethod
+    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
+        """The benchmarks, of whatever split."""
+        sets = [config.prompts_of(split)[0] for split in SPLITS]
+        return BENCHMARKS.choices([name for prompts in sets for name in prompts.benchmarks])
 
     @classmethod
     def recorded(cls, record: Record) -> Self:

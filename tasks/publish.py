@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.comparisons import Comparison, beats_all, compare_methods
 from kvpolicy.curves import budget_curves
 from kvpolicy.evaluation import EvaluateConfig
@@ -24,7 +25,7 @@ from storage.home import Home
 from storage.tracking import Tracking
 from tasks.analyse import analyse_shard, read_findings
 from tasks.curve_runs import Evaluation, publish_curves_of, start_evaluation
-from tasks.evaluate import evaluate_shard, judged_inputs, read_costs, read_scores
+from tasks.evaluate import chosen, evaluate_shard, judged_inputs, read_costs, read_scores
 from tasks.model import model_spec
 from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef, prompts_ref, trained_ref
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
@@ -45,7 +46,7 @@ def evaluation_stage(
         module=__name__,
         inputs=judged_inputs(model, prompts, trained),
         parameters={"evaluate": told, "dtype": model.dtype},
-        choices=METHODS.choices(config.contenders),
+        choices=chosen(prompts, config),
         seed=seed,
     )
 
@@ -247,8 +248,9 @@ class EvaluationWork(Work):
 
     @classmethod
     def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
-        """The methods."""
-        return METHODS.choices(config.evaluate.contenders)
+        """The methods and benchmarks."""
+        prompts, _ = config.prompts_of("test")
+        return (*METHODS.choices(config.evaluate.contenders), *BENCHMARKS.choices(prompts.benchmarks))
 
     @classmethod
     def count_parts(cls, plan: Plan) -> int:

@@ -38,6 +38,7 @@ class PromptsRef:
         num_samples: How many there are.
         path: File of the samples.
         formats_digest: Of the formats that the model's chat template rendered; empty if it is not recorded.
+        benchmarks: Names of the benchmarks that they are of.
     """
 
     artifact_id: str
@@ -46,6 +47,7 @@ class PromptsRef:
     num_samples: int
     path: str
     formats_digest: str = ""
+    benchmarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def prompts_ref(home: Home, artifact_id: str, seed: int) -> PromptsRef:
         num_samples=int(artifact.metadata["num_samples"]),
         path=artifact.uri,
         formats_digest=str(artifact.metadata.get("formats_digest", "")),
+        benchmarks=tuple(artifact.metadata.get("benchmarks", ())),
     )
 
 

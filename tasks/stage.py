@@ -31,6 +31,7 @@ from tasks.worker import keep_to_flow
 # list every choice: a stage names those that its request makes (`Stage.choices`).
 _CHANGES_NO_RESULT = frozenset(
     {
+        "kvpolicy.benchmarks.registry",
         "kvpolicy.methods.registry",
         "kvpolicy.models.convert",
         "kvpolicy.models.embedded",
@@ -57,7 +58,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def code_of(module: str) -> str:
     """Fingerprint of the code that the tasks of a module run, whatever is chosen, as this process has loaded it."""
-    extensions = [str(extension) for kind in ("method", "objective") for extension in installed_extensions(kind)]
+    extensions = [
+        str(extension) for kind in ("benchmark", "method", "objective") for extension in installed_extensions(kind)
+    ]
     return digest_json([_project_code().module_digests(module), extensions])
 
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
-from kvpolicy.benchmarks.choices.fingerprint import fingerprint as _choices_fingerprint
-from kvpolicy.benchmarks.oasst2.fingerprint import fingerprint as _oasst2_fingerprint
-from kvpolicy.benchmarks.ruler.fingerprint import fingerprint as _ruler_fingerprint
+from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.errors import InputError
 from kvpolicy.sample import Sample
-
-_FINGERPRINTS: Mapping[str, Callable[[Sample], Mapping[str, frozenset[str]]]] = {
-    ruler.BENCHMARK: _ruler_fingerprint,
-    oasst2.BENCHMARK: _oasst2_fingerprint,
-    longbench.BENCHMARK: longbench.fingerprint,
-    **{info.benchmark: _choices_fingerprint for info in choices.TASKS},
-}
 
 
 def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
@@ -51,11 +41,7 @@ def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
 
 
 def _traceable(sample: Sample) -> Iterable[tuple[str, str]]:
-    if sample.benchmark not in _FINGERPRINTS:
-        raise InputError(
-            f"sample {sample.sample_id}: cannot check benchmark {sample.benchmark!r}; known: {', '.join(_FINGERPRINTS)}"
-        )
-    for kind, members in _FINGERPRINTS[sample.benchmark](sample).items():
+    for kind, members in BENCHMARKS[sample.benchmark].fingerprint(sample).items():
         for member in sorted(members):
             yield kind, member
     yield "prompt", f"{sample.context}{sample.question}"

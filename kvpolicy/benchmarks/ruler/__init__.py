@@ -7,12 +7,14 @@ from kvpolicy.benchmarks.ruler.generator import generate, ruler_samples
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, DEFAULT_TASKS, RULER_TASKS, VERSION, RulerTask
 from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
 from kvpolicy.benchmarks.splits import SPLITS
+from kvpolicy.benchmarks.task import TaskInfo
 
 __all__ = [
     "BENCHMARK",
     "DEFAULT_TASKS",
     "RULER_TASKS",
     "SPLITS",
+    "TASKS",
     "VERSION",
     "RulerTask",
     "RulerTexts",
@@ -20,3 +22,17 @@ __all__ = [
     "read_texts",
     "ruler_samples",
 ]
+
+TASKS = tuple(
+    TaskInfo(
+        benchmark=BENCHMARK,
+        version=VERSION,
+        task=task.name,
+        source=task.text,
+        metrics=("string_match",),
+        max_new_tokens=task.max_new_tokens,
+        match=task.match,
+        description=task.description,
+    )
+    for task in RULER_TASKS.values()
+)

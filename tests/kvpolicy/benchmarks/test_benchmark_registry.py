@@ -40,7 +40,7 @@ def test_the_metrics_of_tasks() -> None:
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown benchmark 'rule': choose one of ruler, oasst2"):
+    with pytest.raises(InputError, match="benchmark 'rule' is unknown, expected one of ruler, oasst2"):
         tasks_of("rule")
     with pytest.raises(InputError, match=r"unknown task 'qa': choose one of niah_single_1, .*dialogue"):
         task_info("qa")

@@ -140,7 +140,7 @@ def test_a_sample_under_the_wrong_split_is_named(count_tokens: Count) -> None:
 
 def test_samples_that_cannot_be_checked_are_refused(count_tokens: Count) -> None:
     train, _ = _pair(count_tokens, "fwe")
-    with pytest.raises(InputError, match="cannot check benchmark 'other'"):
+    with pytest.raises(InputError, match="benchmark 'other' is unknown"):
         check_disjoint({"train": [replace(train, benchmark="other")]})
     with pytest.raises(InputError, match="is not of the form"):
         check_disjoint({"train": [replace(train, sample_id="ruler/fwe/1")]})
