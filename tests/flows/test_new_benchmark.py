@@ -13,8 +13,8 @@ from storage.differences import recorded_modules
 from tests.installed_packages import install
 
 PAGE = (CHECKOUT / "docs" / "how-to" / "new-benchmark.md").read_text()
-MODULE, IMPORT, LINE = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
-(PROJECT,) = re.findall(r"```toml\n(.+?)```", PAGE, flags=re.DOTALL)
+MODULE, IMPORT = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
+(LINE,), (PROJECT,) = (re.findall(rf"```{kind}\n(.+?)```", PAGE, flags=re.DOTALL) for kind in ("text", "toml"))
 LAST = "        for task in choices.TASKS\n    ),\n"
 FIRST_IMPORT = "from kvpolicy.benchmarks.oasst2.fingerprint"
 PACKAGE = "kvp-colours (package)"
@@ -49,9 +49,7 @@ def stale(kvp):
 
 
 @pytest.mark.slow
-def test_a_benchmark_of_two_files_is_evaluated_and_makes_nothing_stale(
-    kvp, small_run, sources, stale, tmp_path
-):
+def test_a_benchmark_of_two_files_is_evaluated_and_makes_nothing_stale(kvp, small_run, sources, stale, tmp_path):
     path, home = str(sources), tmp_path / "home"
     assert "colour_of" in kvp("benchmarks", PYTHONPATH=path).stdout
     assert stale(small_run.home, path) == {}
