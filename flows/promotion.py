@@ -10,9 +10,9 @@ from tasks.evaluate import evaluate_shard
 from tasks.promote import (
     champion_config,
     decide_on_challenger,
-    deciding,
     follow_decisions,
     present_champion,
+    promotion_lock,
     require_whole,
 )
 from tasks.publish import evaluated_examples
@@ -37,7 +37,7 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
     if LEARNED not in plan.config.evaluate.contenders:
         return
     home, model_digest, catalog = plan.home, plan.model.digest, Catalog(plan.home)
-    with deciding(home, model_digest):
+    with promotion_lock(home, model_digest):
         champion_id = present_champion(home, model_digest, beside=challenger_id)
         decided = read_history(catalog, model_digest).decision_on(challenger_id, evaluation_id)
         if champion_id != challenger_id and decided is None:

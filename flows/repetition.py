@@ -84,14 +84,14 @@ def rerun(run: str, home: str) -> Repetition:
     try:
         with acting_for(purpose):
             _repeat(Recorded(place, original), stage)
-        found = _compare(opened, original, own_id)
-        worth_keeping = not found.identical and beside.exists()
+        repetition = _compare(opened, original, own_id)
+        worth_keeping = not repetition.identical and beside.exists()
     finally:
         if not worth_keeping:
             shutil.rmtree(beside, ignore_errors=True)
             with suppress(OSError):  # another repetition's lies there
                 beside.parent.rmdir()
-    return dataclasses.replace(found, kept=str(beside) if worth_keeping else "")
+    return dataclasses.replace(repetition, kept=str(beside) if worth_keeping else "")
 
 
 def _repeat(record: Record, stage: str) -> None:

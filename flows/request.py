@@ -38,8 +38,8 @@ class Request:
             InputError: If the preset is unknown or a choice is wrong.
         """
         config = choices.configure(preset)
-        found = dataclasses.replace(choices, data=list(config.prompts.data) if choices.data else None)
-        return cls(config=config, model=_absolute_if_path(model), seed=seed, choices=found)
+        absolute = dataclasses.replace(choices, data=list(config.prompts.data) if choices.data else None)
+        return cls(config=config, model=_absolute_if_path(model), seed=seed, choices=absolute)
 
     def to_artifact(self) -> Artifact:
         """The request as the catalog has it."""

@@ -148,8 +148,8 @@ def recorded_progress(client: Any, flow_run_ids: Sequence[UUID]) -> dict[str, st
         flow_run_id=ArtifactFilterFlowRunId(any_=list(flow_run_ids)), type=ArtifactFilterType(any_=["progress"])
     )
     return {
-        str(found.flow_run_id): f"{found.data:.0f} %: {found.description}"
-        for found in client.read_artifacts(artifact_filter=chosen, limit=_PAGE)
+        str(artifact.flow_run_id): f"{artifact.data:.0f} %: {artifact.description}"
+        for artifact in client.read_artifacts(artifact_filter=chosen, limit=_PAGE)
     }
 
 
@@ -203,12 +203,12 @@ def _shown(progress: RunProgress, *more: _Place) -> Iterator[_View]:
 
 
 def _lines() -> _Place:
-    said = ""
+    last_line = ""
 
     def say(progress: RunProgress, now: float) -> None:
-        nonlocal said
-        if (line := progress.line(now)) != said:
-            said = line
+        nonlocal last_line
+        if (line := progress.line(now)) != last_line:
+            last_line = line
             LOGGER.info("run: %s", line)
 
     return _now_and_then(say, SECONDS_BETWEEN_LINES)

@@ -70,8 +70,8 @@ class StaleStage:
 
     def to_record(self) -> dict[str, Any]:
         """The row that is printed."""
-        own = {name: getattr(self, name) for name in ("stage", "run", "made")}
-        return {**own, **dataclasses.asdict(self.cause), "request": self.request}
+        shown = {name: getattr(self, name) for name in ("stage", "run", "made")}
+        return {**shown, **dataclasses.asdict(self.cause), "request": self.request}
 
 
 def stale_stages(home: Home, requests: Sequence[RequestRecord]) -> list[StaleStage]:
@@ -81,11 +81,11 @@ def stale_stages(home: Home, requests: Sequence[RequestRecord]) -> list[StaleSta
         InputError: If a request cannot be understood by this release.
         StorageError: If the catalog cannot be read.
     """
-    found: dict[tuple[Any, ...], StaleStage] = {}
+    stale_by_cause: dict[tuple[Any, ...], StaleStage] = {}
     for record in requests:
         for stale in _Check(home, record).stale():
-            found.setdefault((stale.run, stale.cause.kind, stale.cause.name, str(stale.cause.now)), stale)
-    return list(found.values())
+            stale_by_cause.setdefault((stale.run, stale.cause.kind, stale.cause.name, str(stale.cause.now)), stale)
+    return list(stale_by_cause.values())
 
 
 class _Check:
@@ -178,10 +178,10 @@ class _Check:
         recorded = next(iter(self._record.runs.values())).known.inputs["model"]
         artifact_id, formats, problems = recorded, None, []
         try:
-            found = find(self._home, self._request.model)
-            if found is not None:
-                artifact_id = short_id("model", found.digest)
-                formats = rendered_formats(load_tokenizer(found.folder))
+            reference = find(self._home, self._request.model)
+            if reference is not None:
+                artifact_id = short_id("model", reference.digest)
+                formats = rendered_formats(load_tokenizer(reference.folder))
         except (InputError, StorageError) as error:
             problems = [Cause(kind="input", name="model", recorded=recorded, now=str(error))]
         model = ModelRef(artifact_id=artifact_id, digest="", name="", folder="", dtype=config.dtype, num_heads=0)
@@ -196,11 +196,11 @@ def _changes(catalog: Catalog, stage: Stage, run: StageRun) -> Iterator[Cause]:
     for name in sorted({*code, *before}):
         if before.get(name) != code.get(name):
             yield Cause(kind="code", name=name, recorded=before.get(name), now=code.get(name))
-    given, told = dict(flat(run.parameters)), dict(flat(json.loads(canonical_json(stage.parameters))))
-    for name in dict.fromkeys([*given, *told]):
-        if given.get(name) != told.get(name):
+    given, now = dict(flat(run.parameters)), dict(flat(json.loads(canonical_json(stage.parameters))))
+    for name in dict.fromkeys([*given, *now]):
+        if given.get(name) != now.get(name):
             kind = "input" if name.partition(".")[0] == "texts" else "parameter"
-            yield Cause(kind=kind, name=name, recorded=given.get(name), now=told.get(name))
+            yield Cause(kind=kind, name=name, recorded=given.get(name), now=now.get(name))
 
 
 def _other_inputs(stage: Stage, run: StageRun, renewed: Mapping[str, StageName]) -> Iterator[Cause]:

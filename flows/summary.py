@@ -152,6 +152,6 @@ def print_stage(home: Home, stage: StageReport) -> None:
 
 def _program(name: str) -> str:
     """How a program of this environment is called from the shell: by its name where that finds it."""
-    own = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    return str(own) if own.exists() and (found is None or not own.samefile(found)) else name
+    beside = Path(sys.executable).with_name(name)
+    on_path = shutil.which(name)
+    return str(beside) if beside.exists() and (on_path is None or not beside.samefile(on_path)) else name

@@ -19,7 +19,7 @@ from flows.process import home_path, open_home, prepare_process, watched_sources
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.model_sources import ModelSource
 from storage.home import Home, exclusive, is_held
-from tasks.watch import ATTEMPTS, FAILED, FOUND, STARTED, Sighting, check_model, could_not, look_for_models, remember
+from tasks.watch import ATTEMPTS, FAILED, FOUND, STARTED, Sighting, check_model, look_for_models, remember, retry_later
 
 LOCK = "watch"
 RETRAIN = "retrain/retrain"
@@ -81,17 +81,17 @@ def watch_models(
     prepare_process()
     if dry_run:
         present = Home.open(home_path(home), create=False)
-        found = look_for_models.fn(present, places, settle_s=settle_s)
+        outcomes = look_for_models.fn(present, places, settle_s=settle_s)
         would = f"would be checked, and retrain started with the preset {preset}"
-        told = [dataclasses.replace(one, reason=would) if one.outcome == FOUND else one for one in found]
-        return WatchReport(home=str(present.path), dry_run=True, sightings=told)
+        waiting = [dataclasses.replace(one, reason=would) if one.outcome == FOUND else one for one in outcomes]
+        return WatchReport(home=str(present.path), dry_run=True, sightings=waiting)
     opened = open_home(home)
     if is_held(opened, LOCK):
         return WatchReport(home=str(opened.path), busy=True)
     options = {"preset": preset, "home": str(opened.path), "seed": seed, "choices": choices, "runner": runner}
     with exclusive(opened, LOCK):
-        found = look_for_models(opened, places, settle_s=settle_s)
-        ends = [_deal_with(opened, sighting, dtype, options) for sighting in found]
+        outcomes = look_for_models(opened, places, settle_s=settle_s)
+        ends = [_deal_with(opened, sighting, dtype, options) for sighting in outcomes]
     return WatchReport(home=str(opened.path), sightings=ends)
 
 
@@ -131,5 +131,5 @@ def _start(home: Home, sighting: Sighting, options: dict[str, Any]) -> Sighting:
             tags=["kvpolicy", "watch"],
         )
     except Exception as error:  # the server's, or that there is no such deployment
-        return could_not(sighting, f"{RETRAIN} cannot be started: {first_line(error)}")
+        return retry_later(sighting, f"{RETRAIN} cannot be started: {first_line(error)}")
     return dataclasses.replace(sighting, outcome=STARTED, flow_run_id=str(run.id))

@@ -136,8 +136,8 @@ def compare_objectives(
     averaged = average_units(
         resample_means(values, seed=seed, num_resamples=num_resamples), {"objectives": columns}, seed=seed
     )
-    own, other = np.arange(len(names)), np.full(len(names), names.index(reference))
-    cost, difference = averaged.intervals(confidence), averaged.differences(own, other).intervals(confidence)
+    first, other = np.arange(len(names)), np.full(len(names), names.index(reference))
+    cost, difference = averaged.intervals(confidence), averaged.differences(first, other).intervals(confidence)
     of_heads = costs.mean(axis=0)
     rows = [
         ObjectiveRow(
@@ -158,10 +158,10 @@ def _check_outcomes(
 ) -> None:
     if reference not in names:
         raise InputError(f"objectives: no outcome of {reference}, which the others are compared with: train it as well")
-    found = [(outcome.objective, outcome.seed) for outcome in outcomes]
-    if len(set(found)) < len(found) or len(found) != len(names) * len(seeds):
+    named = [(outcome.objective, outcome.seed) for outcome in outcomes]
+    if len(set(named)) < len(named) or len(named) != len(names) * len(seeds):
         raise InputError(
-            f"objectives: {len(found)} outcomes of {len(names)} objectives and {len(seeds)} seeds, expected one of "
+            f"objectives: {len(named)} outcomes of {len(names)} objectives and {len(seeds)} seeds, expected one of "
             "each objective with each seed"
         )
     lengths = {len(outcome.heldout_cost) for outcome in outcomes}

@@ -63,11 +63,11 @@ class CompactedCache:
         self._positions = torch.full(slots, NOT_KEPT, device=keys.device)
         for row, indices in enumerate(kept):  # rows are ragged; within one, all heads move at once
             num_kept = indices.shape[1]
-            own = slice(self.num_past_tokens - num_kept, self.num_past_tokens)
+            kept_slots = slice(self.num_past_tokens - num_kept, self.num_past_tokens)
             gathered = indices.to(keys.device).clamp_min(0)[..., None].expand(-1, -1, dim)
-            self._keys[row, :, :, own] = keys.gather(1, gathered).view(*by_layer, num_kept, dim)
-            self._values[row, :, :, own] = values.gather(1, gathered).view(*by_layer, num_kept, dim)
-            self._positions[row, :, :, own] = indices.reshape(*by_layer, num_kept)
+            self._keys[row, :, :, kept_slots] = keys.gather(1, gathered).view(*by_layer, num_kept, dim)
+            self._values[row, :, :, kept_slots] = values.gather(1, gathered).view(*by_layer, num_kept, dim)
+            self._positions[row, :, :, kept_slots] = indices.reshape(*by_layer, num_kept)
         self._is_ragged = any(bool((row == NOT_KEPT).any()) for row in kept)
         self._mask: Tensor | None = None
         self._num_queries = num_queries
@@ -92,8 +92,8 @@ class CompactedCache:
             _, num_layers, num_kv_heads, _, *dim = parts[0].shape
             shape = (sum(map(len, parts)), num_layers, num_kv_heads, most + num_new_tokens, *dim)
             new = parts[0].new_full(shape, nothing)
-            for own, part in zip(new.split([len(part) for part in parts]), parts, strict=True):
-                own[:, :, :, most - part.shape[3] : most] = part
+            for entries, part in zip(new.split([len(part) for part in parts]), parts, strict=True):
+                entries[:, :, :, most - part.shape[3] : most] = part
             setattr(joined, name, new)
         return joined
 

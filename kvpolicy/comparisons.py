@@ -133,8 +133,8 @@ def compare_methods(
         by_units: dict[str, list[_Entrant]] = {}
         for entrant in _entrants(table):
             by_units.setdefault(entrant.units, []).append(entrant)
-        entrants = [entrant for own in by_units.values() for entrant in own]  # as the columns of the averages
-        groups = {name: np.array([entrant.columns for entrant in own]).T for name, own in by_units.items()}
+        entrants = [entrant for alike in by_units.values() for entrant in alike]  # as the columns of the averages
+        groups = {name: np.array([entrant.columns for entrant in alike]).T for name, alike in by_units.items()}
         averaged = average_units(resamples, groups, seed=seed)
         spreads = [_spread(resamples.mean[list(entrant.columns)]) for entrant in entrants]
         comparisons += _compare(table, entrants, averaged, spreads, confidence)

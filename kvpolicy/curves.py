@@ -85,7 +85,7 @@ def budget_curves(
     points = []
     for table in score_tables(scores):
         for task in (MEAN_TASK, *sorted(set(table.tasks))):
-            rows = [index for index, own in enumerate(table.tasks) if task in (MEAN_TASK, own)]
+            rows = [index for index, task_of_row in enumerate(table.tasks) if task in (MEAN_TASK, task_of_row)]
             intervals = bootstrap_table(
                 table.values[rows],
                 strata=[table.tasks[row] for row in rows],

@@ -109,27 +109,27 @@ def measure_fidelity(model: LanguageModel) -> Fidelity:
     token_ids = torch.randint(0, model.embedding_table.shape[0], (num_tokens,), generator=generator)
     bounds = _bounds(num_tokens)
     whole = prefill(model, token_ids, num_queries=0, num_logits=num_tokens)
-    own = _run_own(model, token_ids, bounds)
-    keys, values, of_first = own.keys, own.values, slice(model.spec.num_kv_heads)
+    reference = _run_own(model, token_ids, bounds)
+    keys, values, of_first = reference.keys, reference.values, slice(model.spec.num_kv_heads)
     passes = {
         (WHOLE, FIRST_KEYS): _entry_difference(whole.keys[of_first], keys[of_first]),
         (WHOLE, "keys"): _entry_difference(whole.keys, keys),
         (WHOLE, "values"): _entry_difference(whole.values, values),
-        (WHOLE, "logits"): _logit_difference(whole.logits, own.logits),
+        (WHOLE, "logits"): _logit_difference(whole.logits, reference.logits),
     }
-    own.cache.crop(bounds[0][1])
+    reference.cache.crop(bounds[0][1])
     for start, end in bounds[1:]:
         positions = torch.arange(start, end)[None]
-        logits = own.cache.run(model, token_ids[None, start:end], positions, num_logits=end - start)
-        found, new = own.cache.state(0), slice(start, end)
+        logits = reference.cache.run(model, token_ids[None, start:end], positions, num_logits=end - start)
+        state, new = reference.cache.state(0), slice(start, end)
         path = IN_CHUNKS if end - start > 1 else BY_TOKEN
         for name, difference in (
-            ("keys", _entry_difference(found.keys[:, new], keys[:, new])),
-            ("values", _entry_difference(found.values[:, new], values[:, new])),
-            ("logits", _logit_difference(logits[0], own.logits[new])),
+            ("keys", _entry_difference(state.keys[:, new], keys[:, new])),
+            ("values", _entry_difference(state.values[:, new], values[:, new])),
+            ("logits", _logit_difference(logits[0], reference.logits[new])),
         ):
             passes[path, name] = max(passes.get((path, name), 0.0), difference)
-    return Fidelity(calls=own.calls, passes=passes)
+    return Fidelity(calls=reference.calls, passes=passes)
 
 
 def _bounds(num_tokens: int) -> list[tuple[int, int]]:
@@ -139,17 +139,17 @@ def _bounds(num_tokens: int) -> list[tuple[int, int]]:
     return list(pairwise([0, *ends]))
 
 
-def _entry_difference(found: Float[Tensor, "head token dim"], expected: Float[Tensor, "head token dim"]) -> float:
+def _entry_difference(actual: Float[Tensor, "head token dim"], expected: Float[Tensor, "head token dim"]) -> float:
     """Of the KV head where it is largest."""
-    found, expected = found.float().flatten(1), expected.float().flatten(1)
+    actual, expected = actual.float().flatten(1), expected.float().flatten(1)
     return float(
-        ((found - expected).square().mean(dim=1) / expected.square().mean(dim=1).clamp_min(_TINY)).sqrt().max()
+        ((actual - expected).square().mean(dim=1) / expected.square().mean(dim=1).clamp_min(_TINY)).sqrt().max()
     )
 
 
-def _logit_difference(found: Float[Tensor, "token vocab"], expected: Float[Tensor, "token vocab"]) -> float:
-    found, expected = found.float(), expected.float()
-    return float(((found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1).clamp_min(_TINY)).max())
+def _logit_difference(actual: Float[Tensor, "token vocab"], expected: Float[Tensor, "token vocab"]) -> float:
+    actual, expected = actual.float(), expected.float()
+    return float(((actual - expected).square().mean(dim=1).sqrt() / expected.std(dim=1).clamp_min(_TINY)).max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,10 +183,10 @@ def _run_own(model: LanguageModel, token_ids: Int[Tensor, "token"], bounds: list
         exact = replace(call, query=call.query.float(), key=call.key.float(), value=call.value.float())
         expected = own_attention(exact)
         new = slice(exact.key.shape[2] - exact.query.shape[2], None)
-        found = cache.attend(call.layer, exact.query, exact.key[:, :, new], exact.value[:, :, new], call.scale)
-        if not (is_finite(expected) and is_finite(found)):
+        attended = cache.attend(call.layer, exact.query, exact.key[:, :, new], exact.value[:, :, new], call.scale)
+        if not (is_finite(expected) and is_finite(attended)):
             raise not_finite_error(f"attention in layer {call.layer}", model.dtype)
-        difference = float((found - expected).abs().max() / expected.std().clamp_min(_TINY))
+        difference = float((attended - expected).abs().max() / expected.std().clamp_min(_TINY))
         calls[call.layer] = max(calls[call.layer], difference)
         return expected.to(call.query.dtype)
 

@@ -144,12 +144,15 @@ def compressed_generate(
     interval = min(evict_every_tokens or max_new_tokens, max_new_tokens)
     answers: dict[int, Generation] = {}
     for numbers in _of_like_length(model, prompts):
-        own = model.for_sequence(max(len(prompts[number]) for number in numbers) + max_new_tokens)
+        model_of_length = model.for_sequence(max(len(prompts[number]) for number in numbers) + max_new_tokens)
         read = [
-            _read(own, row(len(ids)), ids, chunk_tokens or len(ids)) for ids in (prompts[number] for number in numbers)
+            _read(model_of_length, row(len(ids)), ids, chunk_tokens or len(ids))
+            for ids in (prompts[number] for number in numbers)
         ]
         answers |= zip(
-            numbers, _answer(own, read, interval_tokens=interval, max_new_tokens=max_new_tokens), strict=True
+            numbers,
+            _answer(model_of_length, read, interval_tokens=interval, max_new_tokens=max_new_tokens),
+            strict=True,
         )
     return answers[0] if isinstance(prompt, str) else [answers[number] for number in range(len(prompts))]
 

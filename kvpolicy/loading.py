@@ -34,10 +34,10 @@ def load_model(
     Raises:
         InputError: If there is no such model, its files are damaged, or it cannot be loaded or is not supported.
     """
-    found = resolve_model(source) if isinstance(source, str) else source
+    reference = resolve_model(source) if isinstance(source, str) else source
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_language_model(found.folder, dtype=dtype, device=where)
-    return dataclasses.replace(model, digest=found.digest)
+    model = load_language_model(reference.folder, dtype=dtype, device=where)
+    return dataclasses.replace(model, digest=reference.digest)
 
 
 def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = "cpu") -> LanguageModel:

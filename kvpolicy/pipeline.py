@@ -75,12 +75,12 @@ class PipelineConfig:
         if split == "validation":
             return self.prompts, self.collect.num_heldout_samples
         judged = self.evaluate
-        about = dataclasses.replace(
+        evaluated = dataclasses.replace(
             self.prompts,
             tasks=self.prompts.tasks if judged.tasks is None else judged.tasks,
             length_tokens=self.prompts.length_tokens if judged.length_tokens is None else judged.length_tokens,
         )
-        return about, judged.num_samples
+        return evaluated, judged.num_samples
 
     def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "PipelineConfig":
         """The same configuration with some fields of some sections changed.
@@ -212,19 +212,19 @@ def _read_part(place: str, part_type: type, values: Any, problems: list[str]) ->
     kinds = get_type_hints(part_type)
     fields: dict[str, Any] = {}
     for key, value in values.items():
-        own, kind = f"{place}.{key}", kinds.get(key)
+        path_of_field, kind = f"{place}.{key}", kinds.get(key)
         given: Any = tuple(value) if isinstance(value, list) else value
         if kind is None:
-            problems.append(f"{own} is unknown")
+            problems.append(f"{path_of_field} is unknown")
         elif kind is AgentConfig and isinstance(value, str):
-            fields |= _named_agent(own, value, problems)
+            fields |= _named_agent(path_of_field, value, problems)
         elif dataclasses.is_dataclass(kind):
-            part = _read_part(own, kind, value, problems)  # type: ignore[arg-type]  # a class, as it is a type hint
+            part = _read_part(path_of_field, kind, value, problems)  # type: ignore[arg-type]  # a class, as it is a type hint
             fields |= {} if part is None else {key: part}
         elif _fits(given, kind):
             fields[key] = float(given) if kind is float else given
         else:
-            problems.append(f"{own} is {value!r}, expected {_wording(kind)}")
+            problems.append(f"{path_of_field} is {value!r}, expected {_wording(kind)}")
     try:
         return part_type(**fields)
     except InputError as error:

@@ -141,16 +141,16 @@ def _judge(
 
 
 def _by_example(scores: Sequence[ExampleScore]) -> dict[tuple[str, str, str], dict[int, float]]:
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    by_example: dict[tuple[str, str, str], dict[int, float]] = {}
     for score in scores:
-        of_example = found.setdefault((score.benchmark, score.task, score.sample_id), {})
+        of_example = by_example.setdefault((score.benchmark, score.task, score.sample_id), {})
         if score.metric != METRIC or score.budget in of_example:
             raise InputError(
                 f"promotion: {score.metric} of sample {score.sample_id} at budget {score.budget}, expected {METRIC} "
                 "once for each budget: pass the scores of one setting and one policy set"
             )
         of_example[score.budget] = score.value
-    return found
+    return by_example
 
 
 def _table(

@@ -59,16 +59,16 @@ class Extension:
 class Registry(Generic[T]):
     """All choices of one kind by name, our own first."""
 
-    def __init__(self, kind: str, own: Mapping[str, T], *, check: Callable[[str, Any], str]) -> None:
+    def __init__(self, kind: str, builtin: Mapping[str, T], *, check: Callable[[str, Any], str]) -> None:
         """Register our own; packages are looked for when names are first asked for.
 
         Args:
             kind: A noun, such as `method`; the group of entry points is its plural.
-            own: Our own, by name.
+            builtin: Our own, by name.
             check: Says in a few words what is wrong with a choice of that name that a package offers; nothing if it
                 can be used.
         """
-        self._kind, self._own, self._check = kind, own, check
+        self._kind, self._own, self._check = kind, builtin, check
         self._loaded: dict[str, T] = {}
 
     @property
@@ -145,9 +145,9 @@ class Registry(Generic[T]):
 @functools.cache
 def installed_extensions(kind: str) -> tuple[Extension, ...]:
     """What installed packages offer of one kind, in the order of their names."""
-    found = {
+    extensions = {
         Extension(name=entry.name, value=entry.value, package=entry.dist.name, version=entry.dist.version)
         for entry in entry_points(group=f"kvpolicy.{kind}s")
         if entry.dist is not None
     }
-    return tuple(sorted(found))
+    return tuple(sorted(extensions))

@@ -160,9 +160,9 @@ class StreamedCaches:
         num_tokens = token_ids.shape[1]
         expected = (self._num_seen[:, None] + torch.arange(num_tokens)).to(positions.device)
         if wrong := (positions != expected).any(dim=1).nonzero().flatten().tolist():
-            found, right = positions[wrong[0]].tolist(), expected[wrong[0]].tolist()
+            given, right = positions[wrong[0]].tolist(), expected[wrong[0]].tolist()
             raise InputError(
-                f"stream: positions from {found[0]} to {found[-1]}, expected {right[0]} to {right[-1]}; "
+                f"stream: positions from {given[0]} to {given[-1]}, expected {right[0]} to {right[-1]}; "
                 "a stream has no gaps"
             )
         logits: list[Tensor] = []

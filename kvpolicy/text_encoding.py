@@ -108,15 +108,15 @@ class TextEncoder:
             stretches = [text[start:stop] for start, stop in pairwise(bounds)]
             encoded = [] if follows else self._tokens(stretches[:1])
             encoded += self._following(stretches[len(encoded) :])
-            found = {
+            spans = {
                 start + first + self._first_boundary(text[start + first : start + stop])
                 for start, one in zip(bounds, encoded, strict=False)
                 for first, stop in one.controls
                 if any(start + first < end and begin < start + stop for begin, end in of_users)
             }
-            if not found:
+            if not spans:
                 return [token for one in encoded for token in one.ids]
-            breaks |= found
+            breaks |= spans
         return []
 
     def _first_boundary(self, spelled: str) -> int:

@@ -236,13 +236,13 @@ class Catalog:
         wanted = list(columns) if columns is not None else self._table(table).schema.names
         owned = "run_id" in self._table(table).schema.names and table not in ("runs", "edges")
         read = self._tables[table].scan(where, [*wanted, *(["run_id"] if owned and "run_id" not in wanted else [])])
-        found: list[dict[str, Any]] = read.to_pylist()
+        matching: list[dict[str, Any]] = read.to_pylist()
         if owned:
-            ids = (row["run_id"] for row in found)
+            ids = (row["run_id"] for row in matching)
             runs = self._tables["runs"].scan_in("run_id", ids, columns=["run_id", "outcome"])
             counted = {row["run_id"] for row in runs if row["outcome"] in outcomes}
-            found = [row for row in found if row["run_id"] in counted]
-        return [{name: row[name] for name in wanted} for row in found]
+            matching = [row for row in matching if row["run_id"] in counted]
+        return [{name: row[name] for name in wanted} for row in matching]
 
     def find_completed(self, stage_key: str) -> CompletedRun | None:
         """Return the latest completed run with a key, or None.
@@ -294,13 +294,13 @@ class Catalog:
         return Artifact.from_row({**row, "uri": self._home.from_uri(row["uri"])})
 
     def _artifact_rows(self, artifact_ids: Sequence[str]) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         for row in self._tables["artifacts"].scan_in("artifact_id", artifact_ids):
-            found.setdefault(row["artifact_id"], row)  # of two processes that registered one, the first counts
+            by_id.setdefault(row["artifact_id"], row)  # of two processes that registered one, the first counts
         for name in artifact_ids:
-            if name not in found:
+            if name not in by_id:
                 raise StorageError(f"no artifact {name} in the catalog: see `SELECT artifact_id FROM artifacts`")
-        return [found[name] for name in artifact_ids]
+        return [by_id[name] for name in artifact_ids]
 
     def created_at_ms(self, artifact_id: str) -> int:
         """Return when an artifact was first registered, in milliseconds since 1970, UTC.

@@ -37,7 +37,7 @@ def merge_files(dataset: Any, *, all_files: bool) -> None:
 def num_settled(rows: Sequence[int]) -> int:
     """Count the first files that are larger than all after them together."""
     after = [0, *accumulate(reversed(rows))]
-    return next((index for index, own in enumerate(rows) if own <= after[len(rows) - 1 - index]), len(rows))
+    return next((index for index, count in enumerate(rows) if count <= after[len(rows) - 1 - index]), len(rows))
 
 
 def bring_indexes_up(dataset: Any, columns: Sequence[str], *, all_rows: bool) -> None:

@@ -106,7 +106,7 @@ def database_of_mlflow(uri: str) -> str:
 
 def without_password(uri: str) -> str:
     """Return a URI as it may be shown."""
-    return _PASSWORDS.sub(lambda found: found["before"] or "", uri)
+    return _PASSWORDS.sub(lambda match: match["before"] or "", uri)
 
 
 def _plain(uri: str) -> str:

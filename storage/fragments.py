@@ -58,7 +58,7 @@ def is_there(place: Place, fragment_id: str) -> bool:
 
 
 def touch(place: Place, fragment_id: str) -> None:
-    """Make a fragment that is there as young as one that was just written.
+    """Refresh the modification time of a fragment, so that garbage collection keeps it.
 
     Raises:
         StorageError: if the place cannot be reached, or the fragment is gone.

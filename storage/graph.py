@@ -216,10 +216,10 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
     """Return the artifact or run id that is meant."""
     if not _ID.fullmatch(any_id):
         raise StorageError(f"{any_id!r} is no id: expected letters, digits, '-' and '_'")
-    found = _matches(tables, f"= {quote(any_id)}")
-    if not found and len(any_id) >= _SHORTEST_PREFIX:
-        found = _matches(tables, _begins_with(any_id)) | _matches_of_digest(tables, any_id)
-    if not found:
+    matches = _matches(tables, f"= {quote(any_id)}")
+    if not matches and len(any_id) >= _SHORTEST_PREFIX:
+        matches = _matches(tables, _begins_with(any_id)) | _matches_of_digest(tables, any_id)
+    if not matches:
         hint = (
             "" if len(any_id) >= _SHORTEST_PREFIX else f"; a shortened id needs at least {_SHORTEST_PREFIX} characters"
         )
@@ -227,11 +227,11 @@ def _resolve(tables: Mapping[str, Table], any_id: str) -> str:
             f"no artifact, run or MLflow run {any_id!r} in the catalog{hint}: `kvp sql` lists them in the tables "
             "`artifacts` and `runs`"
         )
-    if len(found) > 1:
-        names = sorted(found)
+    if len(matches) > 1:
+        names = sorted(matches)
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         raise StorageError(f"{any_id!r} may mean {len(names)} things: {shown}; give more of the id")
-    return found.pop()
+    return matches.pop()
 
 
 def _begins_with(start: str) -> str:
@@ -246,12 +246,12 @@ def _matches_of_digest(tables: Mapping[str, Table], start: str) -> set[str]:
 
 
 def _matches(tables: Mapping[str, Table], condition: str) -> set[str]:
-    found = set(tables["artifacts"].scan(f"artifact_id {condition}", ["artifact_id"])["artifact_id"].to_pylist())
+    ids = set(tables["artifacts"].scan(f"artifact_id {condition}", ["artifact_id"])["artifact_id"].to_pylist())
     for column in ("run_id", "mlflow_run_id"):
         # A skipped run stands for the run whose results it used.
         rows = tables["runs"].scan(f"{column} {condition}", ["run_id", "reused_run_id"]).to_pylist()
-        found |= {row["reused_run_id"] or row["run_id"] for row in rows}
+        ids |= {row["reused_run_id"] or row["run_id"] for row in rows}
     curves = tables["curves"].scan(f"mlflow_run_id {condition}", ["curve_id", "run_id"]).to_pylist()
     runs = _run_nodes(tables, {row["run_id"] for row in curves})
     completed = {name for name, run in runs.items() if run.facts["outcome"] == "completed"}
-    return found | {row["curve_id"] for row in curves if row["run_id"] in completed}
+    return ids | {row["curve_id"] for row in curves if row["run_id"] in completed}

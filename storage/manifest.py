@@ -203,19 +203,19 @@ class Manifest:
         """
         where = None if collection is None else f"collection = {quote(collection)}"
         if sample_ids is not None:
-            found: Sequence[dict[str, Any]] = self._table.scan_in(
+            matching: Sequence[dict[str, Any]] = self._table.scan_in(
                 "sample_id", sample_ids, where or "true", _ROW_FIELDS, version
             )
         else:
-            found = self._table.scan(where, _ROW_FIELDS, version).to_pylist()
-        return [TraceRow(**{name: row[name] for name in _ROW_FIELDS}) for row in found]
+            matching = self._table.scan(where, _ROW_FIELDS, version).to_pylist()
+        return [TraceRow(**{name: row[name] for name in _ROW_FIELDS}) for row in matching]
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of the collections that begin so, in the order of their first commits."""
         # A range, which an index serves; "~" comes after every character of a key.
         where = f"collection BETWEEN {quote(prefix)} AND {quote(prefix + '~')}"
-        found: list[str] = self._table.scan(where, ["collection"])["collection"].unique().to_pylist()
-        return found
+        collections: list[str] = self._table.scan(where, ["collection"])["collection"].unique().to_pylist()
+        return collections
 
     def counts(self) -> dict[str, TraceCollection | None]:
         """Count what each collection has, by its key; None where a sample has two rows, of which one counts.
@@ -244,8 +244,8 @@ class Manifest:
     def fragment_ids(self, *, without: Iterable[str] = ()) -> set[str]:
         """Return the fragments of all collections, some left out."""
         keys = ", ".join(map(quote, without))
-        found = self._table.scan(f"collection NOT IN ({keys})" if keys else None, ["fragment_id"])
-        return set(found["fragment_id"].unique().to_pylist())
+        listed = self._table.scan(f"collection NOT IN ({keys})" if keys else None, ["fragment_id"])
+        return set(listed["fragment_id"].unique().to_pylist())
 
     def compact(self) -> tuple[int, int]:
         """Merge small files; returns how many there were and are."""

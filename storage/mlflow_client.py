@@ -87,17 +87,17 @@ def _require_release(uri: str) -> None:
     with create_engine(uri, poolclass=NullPool).connect() as connection:
         if not inspect(connection).has_table("alembic_version"):
             return  # a new database
-        found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
     revisions = ScriptDirectory(mlflow.store.db_migrations.__path__[0])
     expected = revisions.get_current_head()
-    if found in (None, expected):
+    if revision in (None, expected):
         return
     try:
-        revisions.get_revision(found)
+        revisions.get_revision(revision)
         whose, remedy = "an older release", f"copy it, then migrate it with `mlflow db upgrade {uri}`"
     except CommandError:
         whose, remedy = "a newer release", "use the release that made them, or another --home"
-    raise StorageError(f"MLflow's tables in {uri} are of {whose} (revision {found}, expected {expected}): {remedy}")
+    raise StorageError(f"MLflow's tables in {uri} are of {whose} (revision {revision}, expected {expected}): {remedy}")
 
 
 @contextmanager

@@ -131,8 +131,8 @@ class Place:
         if self._is_missing():
             return []
         with self._one_line_errors(f"cannot list {name}"):
-            found = self._objects.list_with_delimiter(f"{name}/")["common_prefixes"]
-        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+            prefixes = self._objects.list_with_delimiter(f"{name}/")["common_prefixes"]
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
 
     def newest(self, name: str) -> dt.datetime | None:
         """Return when something below a name was last written, by the place's own clock; None if nothing is there.

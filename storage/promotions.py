@@ -55,8 +55,8 @@ class PromotionHistory:
     def decision_on(self, challenger_id: str, evaluation_id: str) -> Mapping[str, Any] | None:
         """Return the decision after an evaluation of a policy set, or None."""
         wanted = (AUTOMATIC, challenger_id, evaluation_id)
-        found = (row for row in self.rows if (row["kind"], row["challenger_id"], row["evaluation_id"]) == wanted)
-        return next(found, None)
+        decisions = (row for row in self.rows if (row["kind"], row["challenger_id"], row["evaluation_id"]) == wanted)
+        return next(decisions, None)
 
 
 def read_history(catalog: Catalog, model_digest: str) -> PromotionHistory:

@@ -69,15 +69,15 @@ class RegisteredModels:
         with one_line_errors(f"no {asked} in MLflow's registry {self._home.mlflow_tracking_uri}", _REMEDY):
             client = open_client(self._home)
             if number:
-                found = client.get_model_version(name, number)
+                registered = client.get_model_version(name, number)
             elif alias:
-                found = client.get_model_version_by_alias(name, alias)
+                registered = client.get_model_version_by_alias(name, alias)
             else:
                 versions = client.search_model_versions(f"name = '{name}'", order_by=["version_number DESC"])
-                found = next((version for version in versions if version.status == "READY"), None)
-            if found is None:
+                registered = next((version for version in versions if version.status == "READY"), None)
+            if registered is None:
                 raise LookupError("nothing of that name has one")
-            return self._described(client, found)
+            return self._described(client, registered)
 
     def names(self, version: ModelVersion, folder: str = "") -> list[str]:
         """Return the files and folders in a folder of a version, as paths from its root.
@@ -86,10 +86,10 @@ class RegisteredModels:
             StorageError: if there are none, or they cannot be reached.
         """
         with one_line_errors(f"no files of {version.reference} at {version.place}", _REMEDY):
-            found = [str(item.path) for item in self._files(version).list_artifacts(folder or None)]
-            if not found:  # MLflow says the same of a folder that is lost
+            paths = [str(item.path) for item in self._files(version).list_artifacts(folder or None)]
+            if not paths:  # MLflow says the same of a folder that is lost
                 raise LookupError(f"{folder or 'the folder'} is empty or lost")
-            return found
+            return paths
 
     def flavors(self, version: ModelVersion) -> Mapping[str, Mapping[str, Any]]:
         """Return what MLflow's record of a logged model says of each of its flavours.
@@ -130,20 +130,27 @@ class RegisteredModels:
         uri = self._home.mlflow_tracking_uri
         return get_artifact_repository(version.place, tracking_uri=uri, registry_uri=uri)
 
-    def _described(self, client: Any, found: Any) -> ModelVersion:
-        told = [found.name, str(found.version), found.source, found.run_id, found.model_id, found.creation_timestamp]
+    def _described(self, client: Any, registered: Any) -> ModelVersion:
+        facts = [
+            registered.name,
+            str(registered.version),
+            registered.source,
+            registered.run_id,
+            registered.model_id,
+            registered.creation_timestamp,
+        ]
         return ModelVersion(
-            name=str(found.name),
-            number=str(found.version),
-            identity=digest_json(told)[:32],
-            place=self._present_place(str(client.get_model_version_download_uri(found.name, found.version))),
+            name=str(registered.name),
+            number=str(registered.version),
+            identity=digest_json(facts)[:32],
+            place=self._present_place(str(client.get_model_version_download_uri(registered.name, registered.version))),
         )
 
     def _present_place(self, uri: str) -> str:
         """Where files are: MLflow notes full paths, which no longer hold in a home that was moved or copied."""
         artifacts = self._home.mlflow_artifacts
         inside = "/".join(artifacts.parts[-2:])
-        _, found, rest = uri.rpartition(f"/{inside}/")
+        _, separator, rest = uri.rpartition(f"/{inside}/")
         noted = Path(url2pathname(urlsplit(uri).path))
         moved = artifacts / url2pathname(rest)
-        return moved.as_uri() if found and not noted.exists() and moved.exists() else uri
+        return moved.as_uri() if separator and not noted.exists() and moved.exists() else uri

@@ -84,12 +84,12 @@ def mean_seconds(catalog: Catalog, preset: str) -> dict[str, float]:
     Raises:
         StorageError: if the catalog cannot be read.
     """
-    found = catalog.sql(
+    means = catalog.sql(
         "SELECT stage, avg(seconds) AS seconds FROM runs JOIN edges USING (run_id) JOIN artifacts USING (artifact_id) "
         "WHERE outcome = 'completed' AND edges.name = 'request' AND edges.role = 'input' AND kind = 'request' "
         f"AND json_extract_string(metadata_json, '$.config.preset') = {quote(preset)} GROUP BY stage"
     )
-    return {row["stage"]: row["seconds"] for row in found.to_pylist()}
+    return {row["stage"]: row["seconds"] for row in means.to_pylist()}
 
 
 def _newest(catalog: Catalog, rows: list[Mapping[str, Any]], labels: Labels) -> dict[StageName, StageRun]:

@@ -160,5 +160,5 @@ def _narrowed(connection: duckdb.DuckDBPyConnection, view: View) -> str:
     runs = connection.sql(view.runs).to_arrow_table()["run_id"].to_pylist()
     if not 0 < len(runs) <= _FEW_RUNS:
         return view.query
-    own = f"(FROM curves WHERE run_id IN ({', '.join(map(quote, runs))})) curves"
-    return view.query.replace("FROM curves", f"FROM {own}")
+    narrowed_curves = f"(FROM curves WHERE run_id IN ({', '.join(map(quote, runs))})) curves"
+    return view.query.replace("FROM curves", f"FROM {narrowed_curves}")

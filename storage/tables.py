@@ -248,11 +248,11 @@ class Table:
         if not wanted:
             return []
         if len(wanted) <= _IN_LIST:
-            found = self.scan(f"{column} IN ({', '.join(map(quote, wanted))}) AND {where}", columns, version)
+            matching = self.scan(f"{column} IN ({', '.join(map(quote, wanted))}) AND {where}", columns, version)
         else:  # so many look-ups take longer than reading all
-            found = self.scan(where, columns, version)
-            found = found.filter(pc.is_in(found[column], value_set=pa.array(wanted)))
-        rows: list[dict[str, Any]] = found.to_pylist()
+            matching = self.scan(where, columns, version)
+            matching = matching.filter(pc.is_in(matching[column], value_set=pa.array(wanted)))
+        rows: list[dict[str, Any]] = matching.to_pylist()
         return rows
 
     def _error(self, what: str, error: Exception) -> StorageError:

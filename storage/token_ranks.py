@@ -100,22 +100,22 @@ class StoredContext:
 
     def find(self, method: str, seed: int) -> StoredRanking | None:
         """The ranking of a method, if it was read."""
-        return next((own for own in self.rankings if (own.method, own.seed) == (method, seed)), None)
+        return next((ranking for ranking in self.rankings if (ranking.method, ranking.seed) == (method, seed)), None)
 
 
 def digest_of(contexts: Iterable[StoredContext]) -> str:
     """Return the digest of the content of some contexts."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for context in contexts:
         for text in (*context.name.values(), *context.pieces):
-            found.update(f"{len(text)} {text}".encode())
-        found.update(np.asarray(context.budgets, dtype="<i8").tobytes())
-        found.update(np.ascontiguousarray(context.importance, dtype="<f4").tobytes())
-        for own in context.rankings:
-            found.update(f"{own.method} {own.seed} {own.ranks.shape}".encode())
-            found.update(np.ascontiguousarray(own.ranks, dtype="<i4").tobytes())
-            found.update(np.ascontiguousarray(own.kept, dtype="<i4").tobytes())
-    return found.hexdigest()
+            hasher.update(f"{len(text)} {text}".encode())
+        hasher.update(np.asarray(context.budgets, dtype="<i8").tobytes())
+        hasher.update(np.ascontiguousarray(context.importance, dtype="<f4").tobytes())
+        for ranking in context.rankings:
+            hasher.update(f"{ranking.method} {ranking.seed} {ranking.ranks.shape}".encode())
+            hasher.update(np.ascontiguousarray(ranking.ranks, dtype="<i4").tobytes())
+            hasher.update(np.ascontiguousarray(ranking.kept, dtype="<i4").tobytes())
+    return hasher.hexdigest()
 
 
 def write_token_ranks(folder: Path, contexts: Sequence[StoredContext]) -> None:
@@ -184,12 +184,12 @@ def read_context(
     wanted = None if methods is None else set(methods)
     if wanted is not None:
         where.append(("method", "in", sorted({method for method, _ in wanted})))
-    found = []
+    stored = []
     if wanted is None or wanted:
         rankings = _read(folder / RANKINGS, None, where)
         if _digest_in(rankings.schema) != _digest_in(contexts.schema):
             raise _unreadable(folder / RANKINGS, f"it is not of the same shard as {CONTEXTS}")
-        found = _rows(rankings)
+        stored = _rows(rankings)
     return StoredContext(
         **{name: row[name] for name in _NAME},
         budgets=budgets,
@@ -197,13 +197,13 @@ def read_context(
         importance=_shaped(folder / CONTEXTS, row["importance"], np.float32, heads),
         rankings=tuple(
             StoredRanking(
-                method=own["method"],
-                seed=own["seed"],
-                ranks=_shaped(folder / RANKINGS, own["ranks"], np.int32, heads),
-                kept=_shaped(folder / RANKINGS, own["kept"], np.int32, len(budgets)),
+                method=ranking["method"],
+                seed=ranking["seed"],
+                ranks=_shaped(folder / RANKINGS, ranking["ranks"], np.int32, heads),
+                kept=_shaped(folder / RANKINGS, ranking["kept"], np.int32, len(budgets)),
             )
-            for own in found
-            if wanted is None or (own["method"], own["seed"]) in wanted
+            for ranking in stored
+            if wanted is None or (ranking["method"], ranking["seed"]) in wanted
         ),
     )
 
@@ -213,8 +213,8 @@ def is_whole(folder: Path) -> bool:
     try:
         names = list_contexts(folder)
         contexts = [read_context(folder, row["sample_id"], row["setting"]) for row in names]
-        found = digest_of(context for context in contexts if context is not None)
-        return {_digest_in(_read(folder / name, []).schema) for name in (CONTEXTS, RANKINGS)} == {found}
+        digest = digest_of(context for context in contexts if context is not None)
+        return {_digest_in(_read(folder / name, []).schema) for name in (CONTEXTS, RANKINGS)} == {digest}
     except (StorageError, OSError, ValueError):  # a file that is lost is an OSError, one that is cut a ValueError
         return False
 
@@ -232,8 +232,9 @@ def _context_row(context: StoredContext) -> dict[str, Any]:
 
 def _ranking_rows(context: StoredContext) -> list[dict[str, Any]]:
     return [
-        context.name | {"method": own.method, "seed": own.seed, "ranks": own.ranks.ravel(), "kept": own.kept.ravel()}
-        for own in context.rankings
+        context.name
+        | {"method": ranking.method, "seed": ranking.seed, "ranks": ranking.ranks.ravel(), "kept": ranking.kept.ravel()}
+        for ranking in context.rankings
     ]
 
 
@@ -296,10 +297,10 @@ def _unreadable(path: Path, reason: str | Exception) -> StorageError:
 
 
 def _shaped(path: Path, values: Any, dtype: type, num_rows: int) -> Any:
-    found: Any = np.array(values, dtype=dtype)
-    if num_rows < 1 or found.size % num_rows:
-        raise _unreadable(path, f"it has {found.size} numbers for {num_rows} rows")
-    return found.reshape(num_rows, -1)
+    array: Any = np.array(values, dtype=dtype)
+    if num_rows < 1 or array.size % num_rows:
+        raise _unreadable(path, f"it has {array.size} numbers for {num_rows} rows")
+    return array.reshape(num_rows, -1)
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:

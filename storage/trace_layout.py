@@ -63,9 +63,9 @@ def make_manifest(place: Place) -> Manifest:
     Raises:
         StorageError: as `find_manifest`, or if it cannot be made.
     """
-    found = find_manifest(place)
-    if found is not None:
-        return found
+    manifest = find_manifest(place)
+    if manifest is not None:
+        return manifest
     name = f"manifest-{uuid.uuid4().hex}.lance"
     made = Manifest(uri=place.join(name), options=place.table_options)
     made.create()

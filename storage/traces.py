@@ -198,9 +198,9 @@ class TraceStore:
             version: as of this version of the manifest.
         """
         manifest = find_manifest(self.place)
-        found = [] if manifest is None else manifest.rows(collection, sample_ids=sample_ids, version=version)
+        listed = [] if manifest is None else manifest.rows(collection, sample_ids=sample_ids, version=version)
         by_sample: dict[tuple[str, str], list[TraceRow]] = {}
-        for row in found:
+        for row in listed:
             by_sample.setdefault((row.collection, row.sample_id), []).append(row)
         # The first counts, unless its fragment is gone and a later one is there.
         lost = self.missing({row.fragment_id for rows in by_sample.values() if len(rows) > 1 for row in rows})
@@ -355,10 +355,10 @@ class TraceStore:
 
 def _by_fragment(rows: Iterable[TraceRow]) -> dict[str, list[TraceRow]]:
     """Rows by the fragment that holds them, both in the order of the rows."""
-    found: dict[str, list[TraceRow]] = {}
+    by_fragment: dict[str, list[TraceRow]] = {}
     for row in rows:
-        found.setdefault(row.fragment_id, []).append(row)
-    return found
+        by_fragment.setdefault(row.fragment_id, []).append(row)
+    return by_fragment
 
 
 def _refs(rows: Sequence[TraceRow], *, bytes_per_token: int) -> tuple[FragmentRef, ...]:

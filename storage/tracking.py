@@ -215,10 +215,10 @@ class Tracking:
             StorageError: if MLflow refuses.
         """
         with one_line_errors(f"cannot look {policy_set_id} up in the registry"):
-            found = self._tagged_versions(policy_set_id)
-            if not found:
+            versions = self._tagged_versions(policy_set_id)
+            if not versions:
                 return False
-            newest = _newest(found)
+            newest = _newest(versions)
             return bool(self._client.list_artifacts(newest.run_id, newest.source.rpartition("/")[2]))
 
     def describe_policy(self, policy_set_id: str, description: str) -> None:
@@ -272,10 +272,10 @@ class Tracking:
 
     def _tagged_version(self, policy_set_id: str) -> Any:
         """The newest version of a policy set: one that came of several trainings has several."""
-        found = self._tagged_versions(policy_set_id)
-        if not found:
+        versions = self._tagged_versions(policy_set_id)
+        if not versions:
             raise StorageError(f"{policy_set_id} is no version in MLflow's registry: `kvp promote` registers it again")
-        return _newest(found)
+        return _newest(versions)
 
     def _tagged_versions(self, policy_set_id: str) -> list[Any]:
         return list(self._client.search_model_versions(f"tags.`{POLICY_SET_TAG}` = '{policy_set_id}'"))
@@ -294,11 +294,11 @@ class Tracking:
         from mlflow.entities import Param
 
         key = digest_json(_plain(asdict(curve)))
-        found = self._client.search_runs([experiment_id], f"tags.`{RUN_KEY_TAG}` = '{key}'", max_results=1)
-        if found and found[0].info.status == "FINISHED":
-            return str(found[0].info.run_id), True
-        if found:
-            run_id = str(found[0].info.run_id)
+        runs = self._client.search_runs([experiment_id], f"tags.`{RUN_KEY_TAG}` = '{key}'", max_results=1)
+        if runs and runs[0].info.status == "FINISHED":
+            return str(runs[0].info.run_id), True
+        if runs:
+            run_id = str(runs[0].info.run_id)
         else:
             tags = {**curve.tags, RUN_KEY_TAG: key}
             tags |= {f"kvp.digest.{dataset.name}": dataset.digest for dataset in curve.datasets}

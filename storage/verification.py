@@ -76,14 +76,14 @@ def verify_fragment(place: Place, fragment_id: str, rows: Sequence[TraceRow]) ->
             if isinstance(read, StorageError):
                 message = one_line(read.__cause__ or read)
                 # What no sample trips over alone, an index or padding, belongs to every sample of the head.
-                found = _find_damaged(fragment, head, rows, actual[:, head]) or rows
+                broken = _find_damaged(fragment, head, rows, actual[:, head]) or rows
             else:
                 message = "its content is not what was written"
                 actual[:, head] = read
                 differs = (read != stored[:, head]).any(axis=1)
-                found = [row for row, is_wrong in zip(rows, differs, strict=True) if is_wrong]
-            damaged.update(row.sample_id for row in found)
-            yield from (problem(row, head, message) for row in found)
+                broken = [row for row, is_wrong in zip(rows, differs, strict=True) if is_wrong]
+            damaged.update(row.sample_id for row in broken)
+            yield from (problem(row, head, message) for row in broken)
     for row, digests in zip(rows, actual, strict=True):
         digest = sample_digest(row.sample_id, fragment.logical_dtype, fragment.dims, row.context_tokens, digests)
         if digest != row.sample_digest and row.sample_id not in damaged:
@@ -100,7 +100,7 @@ def _try(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _require_damage(error: StorageError) -> None:
-    """Go on only with what is the fragment's own trouble: whoever is told of damage may discard it."""
+    """Re-raise errors of the store: only a damaged fragment may be reported, as reports lead to deletion."""
     if remedy_for(error.__cause__ or error):
         raise error
 
@@ -116,15 +116,15 @@ def _find_damaged(
     fragment: Fragment, head: int, rows: Sequence[TraceRow], digests: np.ndarray[Any, Any]
 ) -> Sequence[TraceRow]:
     """Read each sample of a damaged head alone; fill in the (sample, 32) digests of the whole, return the others."""
-    found = []
+    damaged = []
     for index, row in enumerate(rows):
         try:
             blocks = [fragment.read(name, (head, head + 1), (row.start, row.stop)) for name in ARRAYS]
         except StorageError as error:
             _require_damage(error)
-            found.append(row)
+            damaged.append(row)
             continue
         digests[index] = head_digests(blocks, [(0, row.context_tokens)])[0, 0]
         if (digests[index] != fragment.stored_digests(row.start)[head]).any():
-            found.append(row)
-    return found
+            damaged.append(row)
+    return damaged

@@ -73,8 +73,8 @@ def analyse_shard(
                     sample_seed=derive_seed(seed, sample.sample_id),
                 )
                 scores += [score_row(sample, score) for score in result.scores]
-                own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
-                findings += [own | dataclasses.asdict(finding) for finding in result.findings]
+                of_sample = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
+                findings += [of_sample | dataclasses.asdict(finding) for finding in result.findings]
                 advance(sample.task)
         digest = digest_json([scores, findings])
         folder = home.evaluations / "analyses" / digest[:16]

@@ -100,8 +100,8 @@ def publish_curves_of(run: RunRecorder, evaluation: Evaluation, points: Iterable
         name = CurveName(benchmark=point.benchmark, setting=point.setting, method=point.method, seed=point.seed)
         curves[name].append(point)
     several = len({name.benchmark for name in curves}) > 1
-    for name, own in curves.items():
-        _publish_curve(run, evaluation, name, own, names_benchmark=several)
+    for name, points_of_curve in curves.items():
+        _publish_curve(run, evaluation, name, points_of_curve, names_benchmark=several)
 
 
 def _publish_curve(

@@ -160,17 +160,17 @@ def make_contenders(
     for name in config.contenders:
         kind = method_type(name).trained
         if kind:
-            own = {seed: parameters for (of_kind, seed), parameters in given.items() if of_kind == kind}
+            by_seed = {seed: parameters for (of_kind, seed), parameters in given.items() if of_kind == kind}
         else:
-            own = {seed: {} for seed in range(config.num_random_seeds if name == "random" else 1)}
-        contenders += [Contender(method=make_method(name, **made), seed=seed) for seed, made in own.items()]
+            by_seed = {seed: {} for seed in range(config.num_random_seeds if name == "random" else 1)}
+        contenders += [Contender(method=make_method(name, **made), seed=seed) for seed, made in by_seed.items()]
     return contenders
 
 
 def score_row(sample: Sample, score: Score) -> dict[str, Any]:
     """A score with the sample that it is of."""
-    own = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
-    return own | dataclasses.asdict(score)
+    of_sample = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
+    return of_sample | dataclasses.asdict(score)
 
 
 def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any) -> StoredContext:
@@ -185,12 +185,12 @@ def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[in
         importance=context.importance.float().numpy(),
         rankings=tuple(
             StoredRanking(
-                method=own.method,
-                seed=own.seed,
-                ranks=own.ranks.numpy().astype(np.int32),
-                kept=own.kept.numpy().astype(np.int32),
+                method=ranking.method,
+                seed=ranking.seed,
+                ranks=ranking.ranks.numpy().astype(np.int32),
+                kept=ranking.kept.numpy().astype(np.int32),
             )
-            for own in context.rankings
+            for ranking in context.rankings
         ),
     )
 

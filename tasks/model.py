@@ -33,15 +33,15 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         InputError: If there is no such model, or it is not supported.
         StorageError: If MLflow's registry has no such version, or cannot be reached.
     """
-    found = resolve(home, source)
-    model = load_folder(str(found.folder), dtype)
+    resolved = resolve(home, source)
+    model = load_folder(str(resolved.folder), dtype)
     catalog = Catalog(home)
     artifact = Artifact(
         kind="model",
-        digest=found.digest,
-        name=found.name,
-        uri=found.folder.as_uri(),
-        metadata={"source": found.source, "revision": found.revision},
+        digest=resolved.digest,
+        name=resolved.name,
+        uri=resolved.folder.as_uri(),
+        metadata={"source": resolved.source, "revision": resolved.revision},
     )
     artifact_id = catalog.register(artifact)
     spec = model.spec
@@ -50,10 +50,10 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
         [
             {
                 "model_id": artifact_id,
-                "name": found.name,
-                "source": found.source,
-                "revision": found.revision,
-                "digest": found.digest,
+                "name": resolved.name,
+                "source": resolved.source,
+                "revision": resolved.revision,
+                "digest": resolved.digest,
                 "architecture": type(model.network).__name__,
                 "num_layers": spec.num_layers,
                 "num_query_heads": spec.num_query_heads,
@@ -65,9 +65,9 @@ def register_model(home: Home, source: str, dtype: str) -> ModelRef:
     )
     return ModelRef(
         artifact_id=artifact_id,
-        digest=found.digest,
-        name=found.name,
-        folder=str(found.folder),
+        digest=resolved.digest,
+        name=resolved.name,
+        folder=str(resolved.folder),
         dtype=dtype,
         num_heads=spec.num_heads,
     )
@@ -144,9 +144,9 @@ def _fetch(home: Home, version: ModelVersion, folder: Path) -> None:
 
 
 def _in_cache(version: ModelVersion, folder: Path) -> ModelReference:
-    found = resolve_model(str(folder))
+    resolved = resolve_model(str(folder))
     return dataclasses.replace(
-        found, name=version.name, source=version.reference, revision=version.identity, folder=folder
+        resolved, name=version.name, source=version.reference, revision=version.identity, folder=folder
     )
 
 
@@ -159,13 +159,13 @@ def recorded_model(home: Home, artifact_id: str, *, dtype: str, source: str) -> 
     artifact = Catalog(home).artifact(artifact_id)
     folder = url2pathname(urlsplit(artifact.uri).path)
     for place in (folder, source):
-        found = _found(home, place)
-        if found is not None and found.digest == artifact.digest:
+        candidate = _found(home, place)
+        if candidate is not None and candidate.digest == artifact.digest:
             reference = ModelRef(
                 artifact_id=artifact_id,
-                digest=found.digest,
+                digest=candidate.digest,
                 name=artifact.name,
-                folder=str(found.folder),
+                folder=str(candidate.folder),
                 dtype=dtype,
                 num_heads=0,
             )

@@ -57,8 +57,8 @@ def find_policy(home: Home | None, reference: str, *, model_digest: str, device:
 def _in_catalog(home: Home, reference: str, model_digest: str) -> Path:
     catalog = Catalog(home)
     if reference == CHAMPION:
-        found = read_history(catalog, model_digest).champion
-        if not found:
+        champion_id = read_history(catalog, model_digest).champion
+        if not champion_id:
             raise InputError(
                 f"model {model_digest[:16]} has no champion in {home.path}: train a policy set with `kvp run`, or name "
                 "one with --policy"
@@ -69,10 +69,10 @@ def _in_catalog(home: Home, reference: str, model_digest: str) -> Path:
                 f"policy {reference!r} is no folder and no id: expected a folder of {RECORD} and {WEIGHTS}, "
                 f"{CHAMPION}, an artifact's id or models:/NAME/1"
             )
-        found = catalog.lineage(reference, "down", most_steps=0).root
-    if not found.startswith("policy_set-"):
-        raise InputError(f"{found} is no policy set: `kvp lineage {found}` shows what there is around it")
-    return Path(catalog.artifact(found).uri)
+        champion_id = catalog.lineage(reference, "down", most_steps=0).root
+    if not champion_id.startswith("policy_set-"):
+        raise InputError(f"{champion_id} is no policy set: `kvp lineage {champion_id}` shows what there is around it")
+    return Path(catalog.artifact(champion_id).uri)
 
 
 def _from_registry(home: Home, reference: str, device: str) -> PolicySet:

@@ -83,9 +83,9 @@ def _lines(what: str, total: int, unit: str) -> Callable[[str], None]:
         now = time.monotonic()
         if done == total or now - last >= SECONDS_BETWEEN_LINES:
             last = now
-            told = [f"{now - started:.0f} s"]
+            words = [f"{now - started:.0f} s"]
             if done < total:
-                told.append(f"about {duration((now - started) / done * (total - done))} left")
-            LOGGER.info("%s: %d/%d %s, %s", what, done, total, unit, ", ".join([*told, *([note] if note else [])]))
+                words.append(f"about {duration((now - started) / done * (total - done))} left")
+            LOGGER.info("%s: %d/%d %s, %s", what, done, total, unit, ", ".join([*words, *([note] if note else [])]))
 
     return advance

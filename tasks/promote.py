@@ -30,8 +30,8 @@ _DECISIVE = "query_agnostic"
 
 
 @contextmanager
-def deciding(home: Home, model_digest: str) -> Iterator[None]:
-    """Let nobody else decide on the champion of a model while the block does."""
+def promotion_lock(home: Home, model_digest: str) -> Iterator[None]:
+    """Lock the decision on the champion of a model for the block."""
     with exclusive(home, f"promotion-{model_digest[:16]}"):
         yield
 
@@ -96,7 +96,7 @@ def decide_on_challenger(
     judged: EvaluateConfig,
     seed: int,
 ) -> StageOutcome:
-    """Decide between the policy set of an evaluation and the champion, under the lock of `deciding`.
+    """Decide between the policy set of an evaluation and the champion, under the lock of `promotion_lock`.
 
     Args:
         home: The home.
@@ -148,7 +148,7 @@ def promote_by_hand(home: Home, policy_set_id: str, *, reason: str) -> Row:
     model_digest = model_of_policy(home, policy_set_id)
     require_whole(home, policy_set_id)
     ensure_registered(home, policy_set_id)
-    with deciding(home, model_digest):
+    with promotion_lock(home, model_digest):
         before = present_champion(home, model_digest, beside=policy_set_id)
         if before != policy_set_id:
             _record_by_hand(home, model_digest, policy_set_id, kind=MANUAL, before=before, reason=reason)
@@ -165,7 +165,7 @@ def roll_back(home: Home, model_digest: str, *, reason: str) -> Row:
     Raises:
         InputError: If there was no champion before, or it is lost.
     """
-    with deciding(home, model_digest):
+    with promotion_lock(home, model_digest):
         history = read_history(Catalog(home), model_digest)
         interrupted = bool(history.rows) and history.rows[-1]["kind"] == ROLLBACK and follow_decisions(home, history)
         if not interrupted:

@@ -96,8 +96,8 @@ def write_prompts(
         )
         samples = made.samples
         if made.reported:
-            told = "; ".join(f"{reason}: {count}" for reason, count in made.reported.items())
-            LOGGER.info("%s prompts, not taken or not as asked for: %s", split, told)
+            reasons = "; ".join(f"{reason}: {count}" for reason, count in made.reported.items())
+            LOGGER.info("%s prompts, not taken or not as asked for: %s", split, reasons)
         used = _used_formats(samples, formats)
         for form in used.values():
             if form["note"]:

@@ -40,12 +40,12 @@ def evaluation_stage(
     model: ModelRef, trained: Sequence[TrainedRef], prompts: PromptsRef, config: EvaluateConfig, *, seed: int
 ) -> Stage:
     """The stage of a whole evaluation."""
-    told = {key: value for key, value in dataclasses.asdict(config).items() if key != "examples_per_shard"}
+    judged = {key: value for key, value in dataclasses.asdict(config).items() if key != "examples_per_shard"}
     return Stage(
         name="evaluate",
         module=__name__,
         inputs=judged_inputs(model, prompts, trained),
-        parameters={"evaluate": told, "dtype": model.dtype},
+        parameters={"evaluate": judged, "dtype": model.dtype},
         choices=chosen(prompts, config),
         seed=seed,
     )
@@ -107,9 +107,9 @@ def publish_curves(
         run.output("evaluation", artifact)
         publish_curves_of(run, evaluation, budget_curves(scores, **statistics))
         Tracking(home).finish(evaluation.parent_run_id, timestamp_ms=evaluation.timestamp_ms)
-        own = {"evaluation_id": artifact.artifact_id}
-        run.append("scores", [own | dataclasses.asdict(score) for score in scores])
-        of_model = own | {"model_digest": model.digest}
+        of_evaluation = {"evaluation_id": artifact.artifact_id}
+        run.append("scores", [of_evaluation | dataclasses.asdict(score) for score in scores])
+        of_model = of_evaluation | {"model_digest": model.digest}
         run.append("comparisons", [of_model | entry.to_row() for entry in comparisons])
         run.append("findings", [of_model | row for row in _finding_rows(read_findings(analyses), **statistics)])
         run.append("head_costs", _head_costs(evaluation, shards))
@@ -141,11 +141,11 @@ def _finding_rows(findings: Sequence[dict[str, Any]], **statistics: Any) -> list
     for finding in findings:
         groups[tuple(finding[name] for name in _FINDING)].append(finding)
     rows = []
-    for name, own in groups.items():
-        values = np.array([finding["value"] for finding in own])
-        interval = bootstrap_mean(values, strata=[finding["task"] for finding in own], **statistics)
+    for name, alike in groups.items():
+        values = np.array([finding["value"] for finding in alike])
+        interval = bootstrap_mean(values, strata=[finding["task"] for finding in alike], **statistics)
         rows.append(
-            {**dict(zip(_FINDING, name, strict=True)), "value": interval.mean, **_ends(interval), "n": len(own)}
+            {**dict(zip(_FINDING, name, strict=True)), "value": interval.mean, **_ends(interval), "n": len(alike)}
         )
     return rows
 

@@ -30,8 +30,10 @@ class Purpose:
 def acting_for(purpose: Purpose) -> Iterator[None]:
     """Let all tasks that the block calls run for a purpose, in place of the one around it."""
     others = {tag for tag in TagsContext.get().current_tags if not tag.startswith((_REQUEST, _REPEATS))}
-    own = {mark + value for mark, value in ((_REQUEST, purpose.request_id), (_REPEATS, purpose.repeats)) if value}
-    with TagsContext(current_tags=others | own):
+    tags_of_purpose = {
+        mark + value for mark, value in ((_REQUEST, purpose.request_id), (_REPEATS, purpose.repeats)) if value
+    }
+    with TagsContext(current_tags=others | tags_of_purpose):
         yield
 
 

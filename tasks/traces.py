@@ -28,9 +28,9 @@ def snapshot_rows(store: TraceStore, snapshot: SnapshotRef) -> Sequence[TraceRow
     latest = store.version()
     for version in dict.fromkeys((min(snapshot.manifest_version, latest), latest)):
         rows = sorted(store.rows(snapshot.collection, version=version), key=lambda row: row.sample_id)
-        found = TraceSnapshot(collection=snapshot.collection, manifest_version=version, rows=tuple(rows))
-        if short_id("trace_snapshot", found.digest) == snapshot.artifact_id:
-            return found.rows
+        present = TraceSnapshot(collection=snapshot.collection, manifest_version=version, rows=tuple(rows))
+        if short_id("trace_snapshot", present.digest) == snapshot.artifact_id:
+            return present.rows
     raise InputError(f"{snapshot.artifact_id} is no longer in the trace store: run `kvp collect` with the same options")
 
 

@@ -99,10 +99,10 @@ def _train_group(
         def on_step(record: StepRecord) -> None:
             records.append(record)
             cost, num_heads = record.heldout_cost, heads[1] - heads[0]
-            said = [f"loss {record.loss:.3f}"]
-            said += [] if cost is None else [f"held-out cost {cost.mean():.3f}"]
-            said += [f"{record.heads_at_once} heads at once for want of memory"] * (record.heads_at_once < num_heads)
-            advance(", ".join(said))
+            words = [f"loss {record.loss:.3f}"]
+            words += [] if cost is None else [f"held-out cost {cost.mean():.3f}"]
+            words += [f"{record.heads_at_once} heads at once for want of memory"] * (record.heads_at_once < num_heads)
+            advance(", ".join(words))
 
         agents, cost = train_agents(
             batches,
@@ -155,10 +155,10 @@ def assemble_policy(
         run.mlflow_run_id = _track(home, model, snapshot, config, artifact=artifact, curves=curves, seed=seed)
         policy_id = run.output("policy", artifact)
         shapes = read_head_shapes(home, snapshot, split=HELDOUT_SPLIT)
-        own = {"policy_set_id": policy_id, "model_digest": model.digest}
-        run.append("heads", [own | row for row in _head_rows(policy, shapes, cost, config.num_steps)])
-        run.append("head_pairs", [own | row for row in head_pair_rows(shapes)])
-        run.append("head_curves", [own | row for row in _head_curve_rows(policy, records)])
+        of_policy = {"policy_set_id": policy_id, "model_digest": model.digest}
+        run.append("heads", [of_policy | row for row in _head_rows(policy, shapes, cost, config.num_steps)])
+        run.append("head_pairs", [of_policy | row for row in head_pair_rows(shapes)])
+        run.append("head_curves", [of_policy | row for row in _head_curve_rows(policy, records)])
         run.append("metrics", [{"policy_set_id": policy_id, "step": s, "name": n, "value": v} for n, s, v in curves])
 
     outcome = run_stage(home, stage, body)
@@ -193,9 +193,9 @@ def _training_curves(groups: Sequence[Sequence[dict[str, Any]]], sizes: Sequence
         step = int(steps[0]["step"])
         for name in ("loss", "gradient_norm", "learning_rate", "heldout_cost"):
             if steps[0][name] is not None:  # all groups measure at the same steps
-                total = sum(own[name] * size for own, size in zip(steps, sizes, strict=True))
+                total = sum(group[name] * size for group, size in zip(steps, sizes, strict=True))
                 points.append((name, step, total / sum(sizes)))
-        points.append(("seconds", step, sum(own["seconds"] for own in steps)))
+        points.append(("seconds", step, sum(group["seconds"] for group in steps)))
     return points
 
 
@@ -258,7 +258,7 @@ def _head_curve_rows(policy: PolicySet, groups: Sequence[Sequence[dict[str, Any]
         {"head": head, "head_name": policy.spec.head_name(head), "step": int(steps[0]["step"]), "heldout_cost": cost}
         for steps in zip(*groups, strict=True)
         if steps[0]["head_costs"] is not None
-        for head, cost in enumerate(cost for own in steps for cost in own["head_costs"])
+        for head, cost in enumerate(cost for group in steps for cost in group["head_costs"])
     ]
 
 

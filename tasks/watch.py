@@ -72,13 +72,13 @@ def look_for_models(home: Home, sources: Sequence[ModelSource], *, settle_s: flo
     fresh: list[Candidate] = []
     for source in sources:
         try:
-            fresh += [found for found in _candidates(home, source) if not _was_dealt_with(rows, found)]
+            fresh += [one for one in _candidates(home, source) if not _was_dealt_with(rows, one)]
         except (InputError, StorageError) as error:
             failed = Sighting(source=str(source), reference=str(source), outcome=FAILED, reason=str(error))
             sightings.append(failed)
-    if not all(found.is_fixed for found in fresh):
+    if not all(one.is_fixed for one in fresh):
         time.sleep(settle_s)
-    for candidate in {found.reference: found for found in fresh}.values():
+    for candidate in {one.reference: one for one in fresh}.values():
         sighting = _look_at(home, rows, candidate)
         # Of two that are the same the second is left for the next look, when it is known what became of the first.
         if sighting.outcome != FOUND or all(sighting.digest != other.digest for other in sightings):
@@ -103,7 +103,7 @@ def check_model(home: Home, sighting: Sighting, *, dtype: str) -> Sighting:
     except InputError as error:
         return _refused(sighting, error)
     except StorageError as error:
-        return could_not(sighting, str(error))
+        return retry_later(sighting, str(error))
     sighting = dataclasses.replace(sighting, model_digest=model.digest)
     if not _was_begun(_rows(home), sighting.digest) and (name := _known_as(home, model.digest)):
         return dataclasses.replace(sighting, outcome=KNOWN, reason=f"the catalog has it as {name}")
@@ -114,8 +114,8 @@ def check_model(home: Home, sighting: Sighting, *, dtype: str) -> Sighting:
     return sighting
 
 
-def could_not(sighting: Sighting, reason: str) -> Sighting:
-    """A model with which nothing could be done for reasons that are not its own: every look tries it again."""
+def retry_later(sighting: Sighting, reason: str) -> Sighting:
+    """Note a failure whose cause is not the model: the next look tries the model again."""
     return dataclasses.replace(sighting, outcome=FAILED, reason=reason, digest="")
 
 
@@ -149,7 +149,7 @@ def _look_at(home: Home, rows: Sequence[Row], candidate: Candidate) -> Sighting:
     except InputError as error:  # there is no digest yet; once the files change it is looked at again
         return _refused(dataclasses.replace(sighting, state=candidate.state, digest=candidate.state), error)
     except OSError as error:
-        return could_not(sighting, f"it cannot be read: {error.strerror or first_line(error)}")
+        return retry_later(sighting, f"it cannot be read: {error.strerror or first_line(error)}")
     return _compared(home, rows, dataclasses.replace(sighting, state=candidate.state, digest=digest))
 
 
@@ -159,7 +159,7 @@ def _refused(sighting: Sighting, error: InputError) -> Sighting:
     full_or_missing = isinstance(cause, OSError) and cause.errno is not None
     unreachable = not sighting.model_digest and cause is not None and ModelSource.parse(sighting.source).kind == HUB
     if full_or_missing or unreachable:
-        return could_not(sighting, str(error))
+        return retry_later(sighting, str(error))
     return dataclasses.replace(sighting, outcome=UNSUPPORTED, reason=str(error))
 
 
@@ -174,7 +174,7 @@ def _compared(home: Home, rows: Sequence[Row], sighting: Sighting) -> Sighting:
     try:
         lies_here = find(home, sighting.reference)
     except (InputError, StorageError) as error:  # what was once made of it is damaged, which says how to be mended
-        return could_not(sighting, str(error))
+        return retry_later(sighting, str(error))
     if lies_here is not None and (name := _known_as(home, lies_here.digest)):
         reason = f"the catalog has it as {name}"
         return dataclasses.replace(sighting, outcome=KNOWN, reason=reason, model_digest=lies_here.digest)
@@ -193,9 +193,9 @@ def _was_dealt_with(rows: Sequence[Row], candidate: Candidate) -> bool:
 
 def _end_of(rows: Sequence[Row], digest: str) -> Row | None:
     """The row after which nothing more is done about a content; None while there is something to do."""
-    about = [row for row in rows if row["digest"] == digest]
-    failures = [row for row in about if row["outcome"] == FAILED]
-    ends = [row for row in about if row["outcome"] in _ENDS] + failures[ATTEMPTS - 1 :]
+    of_digest = [row for row in rows if row["digest"] == digest]
+    failures = [row for row in of_digest if row["outcome"] == FAILED]
+    ends = [row for row in of_digest if row["outcome"] in _ENDS] + failures[ATTEMPTS - 1 :]
     return ends[0] if ends else None
 
 

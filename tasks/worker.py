@@ -37,10 +37,10 @@ def keep_to_flow(code: str) -> None:
     Raises:
         InputError: If the flow runs other code.
     """
-    told = next((tag for tag in TagsContext.get().current_tags if tag.startswith(_MARK)), None)
-    if told is None:
+    mark = next((tag for tag in TagsContext.get().current_tags if tag.startswith(_MARK)), None)
+    if mark is None:
         return
-    expected, _, num_threads = told.removeprefix(_MARK).partition(":")
+    expected, _, num_threads = mark.removeprefix(_MARK).partition(":")
     if code != expected:
         raise InputError(
             f"a worker on {os.uname().nodename} runs other code ({code[:_SHOWN]}) than the flow ({expected[:_SHOWN]}): "

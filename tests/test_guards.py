@@ -52,6 +52,14 @@ def test_only_the_project_s_decorator_makes_tasks():
     assert users == {"tasks/stage.py"}
 
 
+def test_names_say_what_they_hold():
+    vague = {"told", "own", "found", "said", "about"}
+    for path, tree in _trees(*PACKAGES):
+        stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        assert not (stored | arguments) & vague, path
+
+
 def test_tests_use_no_stand_ins():
     for path, tree in _trees("tests"):
         assert not {name for name in _imports(tree) if name in STAND_INS or name.startswith("unittest.mock.")}, path

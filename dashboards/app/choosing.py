@@ -28,10 +28,10 @@ def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
     labels = [(key, name if alike.count(name) == 1 else f"{name} ({key[-8:]})") for key, name in models.items()]
     default = asked.model_id if asked else evaluations[0].model_id
     model = selection.one("model", "Model", labels, default=default, resets=["evaluation"])
-    own = [evaluation for evaluation in evaluations if evaluation.model_id == model]
-    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({short_id(e.id)})") for e in own]
+    of_model = [evaluation for evaluation in evaluations if evaluation.model_id == model]
+    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({short_id(e.id)})") for e in of_model]
     chosen = selection.one("evaluation", "Evaluation", options, resets=["sample", "head"])
-    return next(evaluation for evaluation in own if evaluation.id == chosen)
+    return next(evaluation for evaluation in of_model if evaluation.id == chosen)
 
 
 def _samples(evaluation: Evaluation) -> str:
@@ -44,7 +44,7 @@ def choose_place(selection: Selection, rows: Sequence[Row]) -> list[Row]:
     places = list(dict.fromkeys((row["benchmark"], row["setting"]) for row in rows))
     benchmarks = dict.fromkeys(sorted(benchmark for benchmark, _ in places))
     benchmark = selection.one("benchmark", "Benchmark", [(name, name) for name in benchmarks])
-    settings = sorted(setting for own, setting in places if own == benchmark)
+    settings = sorted(setting for benchmark_of_place, setting in places if benchmark_of_place == benchmark)
     setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
     return [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
 

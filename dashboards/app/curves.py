@@ -54,7 +54,7 @@ def curves_page(records: Records, compare: CompareScores, find_services: FindSer
     kept, full_note = split_full(chosen.panel)
     figures = [_curves_figure(chosen, kept, full_note, csv_url=selection.url("curves.csv"))]
     shown = {line.method for line in kept.series}
-    differences = {method: own for method, own in chosen.differences.items() if method in shown}
+    differences = {method: entries for method, entries in chosen.differences.items() if method in shown}
     if differences:
         figures.append(_differences_figure(chosen, kept, differences, csv_url=selection.url("curves.csv")))
     return Page(
@@ -87,7 +87,9 @@ def _differences_figure(
     chosen: _Chosen, kept: Panel, differences: Mapping[str, Sequence[Difference]], *, csv_url: str
 ) -> Figure:
     better = "below 0 is better" if direction(kept.metric).startswith("lower") else "above 0 is better"
-    intervals = [(entry.low, entry.high) for own in differences.values() for entry in own if entry.low is not None]
+    intervals = [
+        (entry.low, entry.high) for entries in differences.values() for entry in entries if entry.low is not None
+    ]
     if any(low != high for low, high in intervals):
         bands = "bands: intervals of paired differences, over samples and seeds"
     elif intervals:
@@ -111,7 +113,7 @@ def _where(panel: Panel) -> str:
 def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
     """The numbers of the page as a CSV file."""
     chosen = _choose(records, compare, selection)
-    differences = {(method, entry.budget): entry for method, own in chosen.differences.items() for entry in own}
+    differences = {(method, entry.budget): entry for method, entries in chosen.differences.items() for entry in entries}
     panel, rows = chosen.panel, []
     for line in panel.series:
         for point in line.points:
@@ -185,7 +187,7 @@ def _drawing(panel: Panel, *, log_budget: bool) -> go.Figure:
     values = [point.value for line in panel.series for point in line.points if point.value > 0]
     if panel.is_log and values:
         axis = value_axis(panel)
-        drawing.update_yaxes(log_axis(drawing.layout.yaxis.title.text, (max(axis.bottom, own) for own in values)))
+        drawing.update_yaxes(log_axis(drawing.layout.yaxis.title.text, (max(axis.bottom, value) for value in values)))
     return drawing
 
 
@@ -230,7 +232,7 @@ def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
             lineage_link(trained) if (trained := firsts[method, seed]["policy_set_id"]) else "",
             mlflow_link(services, firsts[method, seed]["mlflow_run_id"]) or "",
         ]
-        for method, seed in sorted(firsts, key=lambda own: (method_order(own[0]), own[1]))
+        for method, seed in sorted(firsts, key=lambda curve: (method_order(curve[0]), curve[1]))
     ]
     columns = ["method", "seed", "curve", "made from", "MLflow"]
     shown = len(columns) - ("mlflow" not in services)

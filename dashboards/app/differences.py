@@ -54,7 +54,7 @@ def read_differences(
 
 def _paired(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str, list[Difference]]:
     best = {row["budget"]: row["other"] for row in rows}
-    found: dict[str, list[Difference]] = {}
+    by_method: dict[str, list[Difference]] = {}
     for row in sorted(rows, key=lambda row: row["budget"]):
         entry = Difference(
             budget=row["budget"],
@@ -63,10 +63,12 @@ def _paired(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str
             low=row["ci_low"],
             high=row["ci_high"],
         )
-        found.setdefault(row["method"], []).append(entry)
+        by_method.setdefault(row["method"], []).append(entry)
     for budget, method in best.items():  # no method is compared with itself
-        found.setdefault(method, []).append(Difference(budget=budget, baseline=method, value=0.0, low=0.0, high=0.0))
-    return {m: sorted(found[m], key=lambda entry: entry.budget) for m in shown if m in found}
+        by_method.setdefault(method, []).append(
+            Difference(budget=budget, baseline=method, value=0.0, low=0.0, high=0.0)
+        )
+    return {m: sorted(by_method[m], key=lambda entry: entry.budget) for m in shown if m in by_method}
 
 
 def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Difference]]:
@@ -92,7 +94,7 @@ def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Differe
     }
 
 
-def draw_differences(found: Mapping[str, Sequence[Difference]], panel: Panel, *, log_budget: bool) -> go.Figure:
+def draw_differences(differences: Mapping[str, Sequence[Difference]], panel: Panel, *, log_budget: bool) -> go.Figure:
     """One line a method with its band; two traces where there are intervals, one where there are none."""
     figure = new_drawing(
         legend={"traceorder": "reversed"},
@@ -100,7 +102,7 @@ def draw_differences(found: Mapping[str, Sequence[Difference]], panel: Panel, *,
         xaxis=budget_axis(panel.budgets, log_budget=log_budget),
         yaxis={"title": {"text": "difference to the best heuristic"}, "zeroline": True, "zerolinecolor": "#444"},
     )
-    for method, entries in reversed(list(found.items())):
+    for method, entries in reversed(list(differences.items())):
         style, budgets = style_of(method), [entry.budget for entry in entries]
         if all(entry.low is not None for entry in entries):
             figure.add_scatter(

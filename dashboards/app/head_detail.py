@@ -44,33 +44,33 @@ def head_figures(
         setting: of the contexts that are shown.
         method: that is compared with the oracle.
     """
-    found: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
+    figures: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
     contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
     if not contexts:
-        return [*found, Nothing(UNRANKED, RANK)]
+        return [*figures, Nothing(UNRANKED, RANK)]
     samples = [(context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts]
     sample = selection.one("sample", "Sample", samples)
     chosen = next(context for context in contexts if context.sample_id == sample)
-    found.append(_importance(records, contexts[:_MOST_CONTEXTS], name, head))
-    seeds = [seed for own, seed in chosen.methods if own == method]
+    figures.append(_importance(records, contexts[:_MOST_CONTEXTS], name, head))
+    seeds = [seed for name_of_method, seed in chosen.methods if name_of_method == method]
     if not seeds:
-        return [*found, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
+        return [*figures, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
     budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))
     context = records.context(chosen, [(method, seeds[0]), ORACLE])
     if context is None:
-        return [*found, Nothing(f"The rankings of {sample} are lost.", RANK)]
-    return [*found, *_rankings(context, name, head, (method, seeds[0]), budget)]
+        return [*figures, Nothing(f"The rankings of {sample} are lost.", RANK)]
+    return [*figures, *_rankings(context, name, head, (method, seeds[0]), budget)]
 
 
 def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure | Nothing:
     drawing = new_drawing(legend_above=True, xaxis={"title": {"text": "training step"}, "rangemode": "tozero"})
     values: list[float] = []
     for place, policy_set in enumerate(policy_sets):
-        own = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]
+        of_head = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]
         mean = [row for row in records.of_policy_set("metrics", policy_set) if row["name"] == "heldout_cost"]
         dash, seed = _SEED_DASHES[place % len(_SEED_DASHES)], f", policy set {place + 1}" * (len(policy_sets) > 1)
         for words, rows, column, colour in (
-            (f"{name}{seed}", own, "heldout_cost", style_of(LEARNED).colour),
+            (f"{name}{seed}", of_head, "heldout_cost", style_of(LEARNED).colour),
             (f"mean of all heads{seed}", mean, "value", GREY),
         ):
             if rows:
@@ -102,8 +102,8 @@ def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure
 def _importance(records: Records, contexts: Sequence[ListedContext], name: str, head: int) -> Figure:
     drawing = new_drawing(showlegend=len(contexts) > 1, legend={"font": {"size": 11}})
     drawn, seen, longest = 0, [1.0], 1
-    for found in contexts:
-        context = records.context(found, [])
+    for listed in contexts:
+        context = records.context(listed, [])
         if context is None:
             continue
         shares = np.sort(context.importance[head].astype(float))[::-1]
@@ -111,11 +111,11 @@ def _importance(records: Records, contexts: Sequence[ListedContext], name: str, 
         if not len(shares):
             continue
         drawing.add_scatter(
-            name=found.task,
+            name=listed.task,
             x=list(range(1, len(shares) + 1)),
             y=shares.tolist(),
             mode="lines",
-            hovertemplate="rank %{x}: %{y:.2g}<extra>" + found.task + "</extra>",
+            hovertemplate="rank %{x}: %{y:.2g}<extra>" + listed.task + "</extra>",
         )
         drawn, longest = drawn + 1, max(longest, len(shares))
         seen += [float(shares[0]), float(shares[-1])]
@@ -135,19 +135,21 @@ def _importance(records: Records, contexts: Sequence[ListedContext], name: str, 
 
 
 def _rankings(
-    context: StoredContext, name: str, head: int, own: tuple[str, int], budget: int
+    context: StoredContext, name: str, head: int, contender: tuple[str, int], budget: int
 ) -> Iterator[Figure | Nothing]:
-    ranking = context.find(*own)
+    ranking = context.find(*contender)
     if ranking is None:
-        yield Nothing(f"The ranking of {own[0]} is lost.", RANK)
+        yield Nothing(f"The ranking of {contender[0]} is lost.", RANK)
         return
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)
-    yield _against_oracle(context, choice, name, own, budget)
-    yield _kept_attention(choice, name, own)
+    yield _against_oracle(context, choice, name, contender, budget)
+    yield _kept_attention(choice, name, contender)
 
 
-def _against_oracle(context: StoredContext, choice: HeadChoice, name: str, own: tuple[str, int], budget: int) -> Figure:
-    method, seed = own
+def _against_oracle(
+    context: StoredContext, choice: HeadChoice, name: str, contender: tuple[str, int], budget: int
+) -> Figure:
+    method, seed = contender
     drawing = new_drawing(
         legend_above=True,
         legend={"font": {"size": 11}},
@@ -185,7 +187,7 @@ def _against_oracle(context: StoredContext, choice: HeadChoice, name: str, own: 
     )
 
 
-def _kept_attention(choice: HeadChoice, name: str, own: tuple[str, int]) -> Figure:
+def _kept_attention(choice: HeadChoice, name: str, contender: tuple[str, int]) -> Figure:
     first = NUM_SINK_TOKENS + NUM_RECENT_TOKENS
     counts = np.arange(1, len(choice.ranks) + 1)
     shown = np.unique(np.geomspace(min(first, len(counts)), len(counts), 200).astype(int))
@@ -194,7 +196,7 @@ def _kept_attention(choice: HeadChoice, name: str, own: tuple[str, int]) -> Figu
         xaxis=log_axis("tokens that the head keeps", shown.tolist()),
         yaxis={"title": {"text": "share of the future attention kept"}, "range": [0, 1.03]},
     )
-    for method, ranks in ((own[0], choice.ranks), ("oracle", choice.best_ranks)):
+    for method, ranks in ((contender[0], choice.ranks), ("oracle", choice.best_ranks)):
         shares, style = shares_by_budget(ranks, choice.importance), style_of(method)
         drawing.add_scatter(
             name=method,
@@ -209,8 +211,8 @@ def _kept_attention(choice: HeadChoice, name: str, own: tuple[str, int]) -> Figu
         name="attention",
         title=f"{name}: future attention that is kept",
         drawing=drawing,
-        label=f"Line chart of the share of attention kept against tokens kept, under {own[0]} and the oracle; with "
-        f"{choice.num_kept} tokens {choice.share_kept:.0%} and {choice.best_share:.0%}.",
+        label=f"Line chart of the share of attention kept against tokens kept, under {contender[0]} and the oracle; "
+        f"with {choice.num_kept} tokens {choice.share_kept:.0%} and {choice.best_share:.0%}.",
         height=400,
-        note=f"With {choice.num_kept} tokens: {own[0]} {choice.share_kept:.1%}, oracle {choice.best_share:.1%}.",
+        note=f"With {choice.num_kept} tokens: {contender[0]} {choice.share_kept:.1%}, oracle {choice.best_share:.1%}.",
     )

@@ -31,8 +31,8 @@ class Heads:
     def of_rows(cls, rows: Sequence[Row]) -> "Heads":
         """The heads that some rows name."""
         names = dict(sorted({row["head"]: row["head_name"] for row in rows}.items()))
-        found = [_NAME.fullmatch(name) for name in names.values()]
-        places = [(int(match[1]), int(match[2])) if match else (at, 0) for at, match in enumerate(found)]
+        matches = [_NAME.fullmatch(name) for name in names.values()]
+        places = [(int(match[1]), int(match[2])) if match else (at, 0) for at, match in enumerate(matches)]
         return cls(names=tuple(names.values()), places=tuple(places))
 
     @property

@@ -70,15 +70,15 @@ def heads_page(records: Records, selection: Selection) -> Page:
 
 
 def _costs(rows: Sequence[Row], heads: Heads) -> Costs:
-    found: dict[str, dict[str, list[float]]] = {}
+    by_method: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        found.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
+        by_method.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
     costs = {
-        method: [fmean(found[method][name]) if name in found[method] else math.nan for name in heads.names]
-        for method in in_order(found)
+        method: [fmean(by_method[method][name]) if name in by_method[method] else math.nan for name in heads.names]
+        for method in in_order(by_method)
     }
     # What a model without finite numbers costs has no place on a logarithmic scale.
-    return {m: [cost if 0 < cost < math.inf else math.nan for cost in own] for m, own in costs.items()}
+    return {m: [cost if 0 < cost < math.inf else math.nan for cost in of_method] for m, of_method in costs.items()}
 
 
 def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
@@ -158,7 +158,7 @@ def _detail(
             if row["head_name"] == name:
                 shapes = [number(row[shape]) for shape in ("zipf_slope", "effective_tokens", "rank_deviation")]
                 facts.append([lineage_link(policy_set), number(row["heldout_cost"]), *shapes])
-    ordered = sorted(costs, key=lambda own: costs[own][chosen])
+    ordered = sorted(costs, key=lambda method_name: costs[method_name][chosen])
     return {
         "name": name,
         "close": selection.url("heads", head=None),
@@ -172,7 +172,7 @@ def _detail(
         "costs": Table(
             caption=f"Cost of {name} by method",
             columns=["method", "cost"],
-            rows=[[own, number(costs[own][chosen])] for own in ordered],
+            rows=[[method_name, number(costs[method_name][chosen])] for method_name in ordered],
             numeric=frozenset({1}),
             folded=True,
         ),

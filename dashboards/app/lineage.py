@@ -113,7 +113,7 @@ def _record_table(node: LineageNode, graph: LineageGraph, url: _Url) -> Table:
 def _plain(value: Any) -> str:
     """A value of a record as text; of a mapping one line an entry."""
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_plain(own)}" for name, own in value.items())
+        return "\n".join(f"{name}: {_plain(part)}" for name, part in value.items())
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -102,8 +102,8 @@ class Records:
         with self._lock:
             if key in self._remembered:
                 self._remembered.move_to_end(key)
-                found: T = self._remembered[key]
-                return found
+                value: T = self._remembered[key]
+                return value
         made = make()  # two threads may make it at once, which costs time and nothing else
         with self._lock:
             self._remembered[key] = made
@@ -132,7 +132,7 @@ class Records:
                 (made if edge["role"] == "output" else models)[edge["run_id"]] = edge["artifact_id"]
         names = self._names([*made.values(), *models.values()])
         newest = {made[run_id]: run_id for run_id in runs if run_id in made}  # of two that made one, the later
-        found = [
+        evaluations = [
             Evaluation(
                 id=evaluation_id,
                 run_id=run_id,
@@ -143,7 +143,7 @@ class Records:
             )
             for evaluation_id, run_id in newest.items()
         ]
-        return sorted(found, key=lambda evaluation: evaluation.ended_at, reverse=True)
+        return sorted(evaluations, key=lambda evaluation: evaluation.ended_at, reverse=True)
 
     def _names(self, artifact_ids: Iterable[str]) -> dict[str, str]:
         wanted = list(dict.fromkeys(artifact_ids))
@@ -194,9 +194,9 @@ class Records:
             trained = self.catalog.rows("runs", "stage = 'train' AND outcome = 'completed'", ["run_id"])
             runs = {row["run_id"] for row in trained}
             edges = self.catalog.rows("edges", "name = 'policy' AND role = 'output'", ["run_id", "artifact_id"])
-            found = dict.fromkeys(edge["artifact_id"] for edge in reversed(edges) if edge["run_id"] in runs)
-            names = self._names(found)
-            return [(name, names[name]) for name in found]
+            artifact_ids = dict.fromkeys(edge["artifact_id"] for edge in reversed(edges) if edge["run_id"] in runs)
+            names = self._names(artifact_ids)
+            return [(name, names[name]) for name in artifact_ids]
 
         return self._now("policy sets", read)
 
@@ -209,11 +209,11 @@ class Records:
 
         return self._once(("contexts", evaluation.run_id), read)
 
-    def context(self, found: ListedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
+    def context(self, listed: ListedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
         """One of them, with the rankings of some methods."""
         wanted = tuple(sorted(set(methods)))
-        key = ("context", str(found.folder), found.sample_id, found.setting, wanted)
-        return self._once(key, lambda: read_context(found.folder, found.sample_id, found.setting, wanted))
+        key = ("context", str(listed.folder), listed.sample_id, listed.setting, wanted)
+        return self._once(key, lambda: read_context(listed.folder, listed.sample_id, listed.setting, wanted))
 
     def runs(self) -> list[Row]:
         """All runs in the order in which they were recorded, the newest first, without parameters."""

@@ -67,14 +67,14 @@ def _timeline(runs: Sequence[Row]) -> Figure:
     span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
     least = max(span.total_seconds() / 300, 0.01)  # what took no time at all is seen as well
     for outcome in dict.fromkeys(run["outcome"] for run in runs):
-        own = [run for run in runs if run["outcome"] == outcome]
+        alike = [run for run in runs if run["outcome"] == outcome]
         drawing.add_bar(
             name=outcome,
             orientation="h",
-            base=[run["started_at"].isoformat() for run in own],
-            x=[max(run["seconds"], least) * 1000 for run in own],
-            y=[run["stage"] for run in own],
-            customdata=[[run["run_id"], f"{run['seconds']:.1f}"] for run in own],
+            base=[run["started_at"].isoformat() for run in alike],
+            x=[max(run["seconds"], least) * 1000 for run in alike],
+            y=[run["stage"] for run in alike],
+            customdata=[[run["run_id"], f"{run['seconds']:.1f}"] for run in alike],
             hovertemplate="%{customdata[0]}<br>%{customdata[1]} s<extra>%{fullData.name}</extra>",
             marker={"color": _COLOURS.get(outcome, "#44505e"), "line": {"width": 1, "color": "#fff"}},
             opacity=0.85,
@@ -147,11 +147,11 @@ def _stage_table(runs: Sequence[Row]) -> Table:
     outcomes = [name for name in _COLOURS if any(run["outcome"] == name for run in runs)]
     rows: list[list[Cell]] = []
     for stage in dict.fromkeys(run["stage"] for run in reversed(runs)):
-        own = [run for run in runs if run["stage"] == stage]
-        counts = [sum(run["outcome"] == outcome for run in own) for outcome in outcomes]
-        done = [run["seconds"] for run in own if run["outcome"] == "completed"]
+        alike = [run for run in runs if run["stage"] == stage]
+        counts = [sum(run["outcome"] == outcome for run in alike) for outcome in outcomes]
+        done = [run["seconds"] for run in alike if run["outcome"] == "completed"]
         mean = duration(sum(done) / len(done)) if done else "–"
-        rows.append([stage, *map(str, counts), mean, duration(sum(run["seconds"] for run in own))])
+        rows.append([stage, *map(str, counts), mean, duration(sum(run["seconds"] for run in alike))])
     columns = ["stage", *outcomes, "mean time", "time in all"]
     return Table(caption="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
 

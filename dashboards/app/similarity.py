@@ -75,11 +75,11 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     if not pairs:
         raise Nothing("This policy set has a single head, so there is nothing to compare.", "")
     heads = {row["head"]: row["head_name"] for row in records.of_policy_set("heads", policy_set)}
-    found = Correlations.of_rows(pairs, heads)
+    correlations = Correlations.of_rows(pairs, heads)
     order = selection.one("order", "Order", _ORDERS)
-    tree = found.tree()
+    tree = correlations.tree()
     # The first level at which heads form a group at all says most.
-    default = next((one for one in _LEVELS if len(_groups(tree, float(one))) < len(found.names)), _LEVELS[-1])
+    default = next((one for one in _LEVELS if len(_groups(tree, float(one))) < len(correlations.names)), _LEVELS[-1])
     levels = [(one, one) for one in _LEVELS]
     level = selection.one("level", "Groups of heads with a correlation from", levels, default=default)
     groups = _groups(tree, float(level))
@@ -88,20 +88,20 @@ def similarity_page(records: Records, selection: Selection) -> Page:
         content={
             "title": "Head similarity",
             "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
-            "figures": [draw_matrix(found, tree, clustered=order == "clustered")],
-            "tables": [_group_table(found, groups, level), _means_table(found)],
+            "figures": [draw_matrix(correlations, tree, clustered=order == "clustered")],
+            "tables": [_group_table(correlations, groups, level), _means_table(correlations)],
             "origin": [lineage_link(policy_set)],
         },
     )
 
 
-def draw_matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
+def draw_matrix(correlations: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
     """The matrix; where heads are clustered, and few enough, the tree of their clusters stands above it."""
-    size = len(found.names)
+    size = len(correlations.names)
     order = leaves_list(tree).tolist() if clustered else list(range(size))
     has_tree = clustered and size <= _MOST_WITH_TREE
-    names = [found.names[head] for head in order]
-    values = found.matrix[np.ix_(order, order)]
+    names = [correlations.names[head] for head in order]
+    values = correlations.matrix[np.ix_(order, order)]
     step = -(-size // _MOST_TICKS)
     ticks: dict[str, Any] = {
         "tickvals": list(range(0, size, step)),
@@ -128,7 +128,7 @@ def draw_matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bo
     )
     if has_tree:
         _add_tree(drawing, dendrogram(tree, no_plot=True))
-    off = found.matrix[~np.eye(size, dtype=bool)]
+    off = correlations.matrix[~np.eye(size, dtype=bool)]
     words = f"from {number(float(np.nanmin(off)))} to {number(float(np.nanmax(off)))}"
     return Figure(
         name="similarity",
@@ -137,7 +137,7 @@ def draw_matrix(found: Correlations, tree: NDArray[np.float64], *, clustered: bo
         label=f"Matrix of rank correlations between {size} heads, {words}"
         + (", with the tree of its clusters above it." if has_tree else "."),
         height=720 if size > 12 else 520,
-        note=f"{size} heads, pairs {words}, mean over {found.num_samples} held-out samples. "
+        note=f"{size} heads, pairs {words}, mean over {correlations.num_samples} held-out samples. "
         + ("The tree joins heads by average linkage; its height is 1 minus the correlation." if has_tree else ""),
     )
 
@@ -175,32 +175,33 @@ def _groups(tree: NDArray[np.float64], level: float) -> list[list[int]]:
     return sorted(members.values(), key=lambda heads: (-len(heads), heads))
 
 
-def _group_table(found: Correlations, groups: Sequence[Sequence[int]], level: str) -> Table:
+def _group_table(correlations: Correlations, groups: Sequence[Sequence[int]], level: str) -> Table:
     several = [group for group in groups if len(group) > 1]
     alone = sum(len(group) == 1 for group in groups)
 
     def mean(group: Sequence[int]) -> float:
-        block = found.matrix[np.ix_(group, group)]
+        block = correlations.matrix[np.ix_(group, group)]
         return float(np.nanmean(block[~np.eye(len(group), dtype=bool)]))
 
     return Table(
         caption=f"{len(several)} groups with a correlation from {level}; {alone} heads are in none",
         columns=["heads", "mean correlation", "which"],
         rows=[
-            [str(len(group)), number(mean(group)), ", ".join(found.names[head] for head in group)] for group in several
+            [str(len(group)), number(mean(group)), ", ".join(correlations.names[head] for head in group)]
+            for group in several
         ],
         numeric=frozenset({0, 1}),
         long=frozenset({2}),
     )
 
 
-def _means_table(found: Correlations) -> Table:
-    layer = [name.partition(".")[0] for name in found.names]
+def _means_table(correlations: Correlations) -> Table:
+    layer = [name.partition(".")[0] for name in correlations.names]
     within: list[float] = []
     across: list[float] = []
     for one in range(len(layer)):
         for other in range(one + 1, len(layer)):
-            value = float(found.matrix[one, other])
+            value = float(correlations.matrix[one, other])
             if not np.isnan(value):
                 (within if layer[one] == layer[other] else across).append(value)
     rows = [

@@ -47,16 +47,16 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     contexts = records.contexts(evaluation)
     if not contexts:
         raise Nothing(UNRANKED, RANK)
-    found = _choose_context(selection, contexts)
-    contenders = sorted(found.methods, key=lambda own: (method_order(own[0]), own[1]))
+    listed = _choose_context(selection, contexts)
+    contenders = sorted(listed.methods, key=lambda contender: (method_order(contender[0]), contender[1]))
     several = {method for method, seed in contenders if seed}
     labels = [(f"{m}.{seed}", f"{m}, seed {seed}" if m in several else m) for m, seed in contenders]
     default = next((value for value, _ in labels if value.startswith(f"{LEARNED}.")), labels[0][0])
     method, _, seed = selection.one("contender", "Method", labels, default=default).rpartition(".")
-    context = records.context(found, [(method, int(seed)), ORACLE])
+    context = records.context(listed, [(method, int(seed)), ORACLE])
     ranking = None if context is None else context.find(method, int(seed))
     if context is None or ranking is None:
-        raise Nothing(f"The ranking of {found.sample_id} by {method} is lost.", RANK)
+        raise Nothing(f"The ranking of {listed.sample_id} by {method} is lost.", RANK)
     names = _head_names(records, evaluation, len(context.importance))
     heads = [(str(place), name) for place, name in enumerate(names)]
     head = int(selection.one("head", "Head", heads, default=str(most_selective_head(context))))
@@ -68,7 +68,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
         template="tokens.html",
         content={
             "title": "Tokens",
-            "lead": f"{found.sample_id}, {setting_label(found.setting)}",
+            "lead": f"{listed.sample_id}, {setting_label(listed.setting)}",
             "method": method,
             "head": names[head],
             "facts": _facts(choice, method, names[head], budget),
@@ -83,7 +83,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
             "kept": _listed("Wrongly kept in their place", context, choice, choice.wrongly_kept),
             **_window_links(selection, window, len(choice.ranks)),
             "head_url": page_url("heads", evaluation.choices | {"head": head, "method": method}),
-            "origin": [*origin(evaluation), lineage_link(found.shard_id)],
+            "origin": [*origin(evaluation), lineage_link(listed.shard_id)],
         },
     )
 
@@ -91,8 +91,8 @@ def tokens_page(records: Records, selection: Selection) -> Page:
 def _choose_context(selection: Selection, contexts: Sequence[ListedContext]) -> ListedContext:
     samples = dict.fromkeys((context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts)
     sample = selection.one("sample", "Sample", samples)
-    own = {context.setting: context for context in contexts if context.sample_id == sample}
-    return own[selection.one("setting", "Setting", [(name, setting_label(name)) for name in sorted(own)])]
+    by_setting = {context.setting: context for context in contexts if context.sample_id == sample}
+    return by_setting[selection.one("setting", "Setting", [(name, setting_label(name)) for name in sorted(by_setting)])]
 
 
 def _choose_window(selection: Selection, num_tokens: int) -> range:

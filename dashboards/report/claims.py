@@ -91,8 +91,8 @@ class Claim:
 
 def own_methods(curves: Iterable[Row]) -> list[str]:
     """Methods that are made from policy sets, the main one first."""
-    own = {row["method"] for row in curves if row["policy_set_id"].startswith("policy_set-")}
-    return sorted(own, key=method_order)
+    learned = {row["method"] for row in curves if row["policy_set_id"].startswith("policy_set-")}
+    return sorted(learned, key=method_order)
 
 
 def ordered_metrics(metrics: Iterable[str]) -> list[str]:
@@ -102,13 +102,13 @@ def ordered_metrics(metrics: Iterable[str]) -> list[str]:
     return [name for name in there if name != "kl_answer" or "kl" not in there]
 
 
-def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], own: Sequence[str]) -> list[Claim]:
-    """The claims of every own method at every budget, in the order of the panels.
+def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Sequence[str]) -> list[Claim]:
+    """The claims of every learned method at every budget, in the order of the panels.
 
     Args:
         comparisons: rows of the table `comparisons`; those of single tasks have a `task` as well.
         panels: the curves of the same evaluation.
-        own: the methods whose claims are wanted.
+        learned: the methods whose claims are wanted.
     """
     rows: dict[tuple[Any, ...], list[Row]] = {}
     for row in comparisons:
@@ -118,18 +118,18 @@ def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], own: Sequen
     claims = []
     for panel in panels:
         values = {(line.method, point.budget): point.value for line in panel.series for point in line.points}
-        for method in own:
+        for method in learned:
             for budget in panel.budgets:
-                found = rows.get((panel.benchmark, panel.setting, panel.metric, panel.task, method, budget), [])
-                if found and (method, budget) in values:
-                    claims.append(_claim(panel, found, values, own))
+                matching = rows.get((panel.benchmark, panel.setting, panel.metric, panel.task, method, budget), [])
+                if matching and (method, budget) in values:
+                    claims.append(_claim(panel, matching, values, learned))
     return claims
 
 
-def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], float], own: Sequence[str]) -> Claim:
+def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], float], learned: Sequence[str]) -> Claim:
     method, budget = rows[0]["method"], rows[0]["budget"]
     others = [_opponent(row, values.get((row["other"], budget))) for row in rows]
-    rivals = {row["other"] for row in rows if row["is_contest"]} - set(own)
+    rivals = {row["other"] for row in rows if row["is_contest"]} - set(learned)
     sign = 1.0 if panel.metric in LOWER_IS_BETTER else -1.0
     return Claim(
         benchmark=panel.benchmark,
@@ -146,7 +146,7 @@ def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], f
             )
         ),
         oracle=next((other for other in others if other.method == "oracle"), None),
-        variants=tuple(other for other in others if other.method in own),
+        variants=tuple(other for other in others if other.method in learned),
         num_seeds=int(rows[0]["num_seeds"]),
         seed_std=rows[0]["seed_std"],
     )

@@ -153,7 +153,9 @@ def _counts(panel: Panel) -> str:
 
 def _directions(panels: Sequence[Panel]) -> str:
     ways = groupby(sorted(panels, key=lambda p: direction(p.metric), reverse=True), key=lambda p: direction(p.metric))
-    parts = [f"{way} in {', '.join(dict.fromkeys(short_metric(panel.metric) for panel in own))}" for way, own in ways]
+    parts = [
+        f"{way} in {', '.join(dict.fromkeys(short_metric(panel.metric) for panel in alike))}" for way, alike in ways
+    ]
     return sentence("; ".join(parts) if len(parts) > 1 else direction(panels[0].metric))
 
 

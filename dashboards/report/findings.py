@@ -67,7 +67,7 @@ def _places(findings: Sequence[Row]) -> list[Place]:
 
 def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
     for method in sorted({row["method"] for row in rows}, key=method_order):
-        found = {
+        cells_by_method = {
             quantity: {
                 (row["budget"], row["larger_budget"]): row
                 for row in rows
@@ -75,15 +75,17 @@ def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
             }
             for quantity in _NESTED
         }
-        there = {quantity: cells for quantity, cells in found.items() if cells}
+        there = {quantity: cells for quantity, cells in cells_by_method.items() if cells}
         if there:
             yield _nested_picture(place, method, there)
 
 
-def _nested_picture(place: Place, method: str, found: Mapping[str, Cells]) -> Picture:
+def _nested_picture(place: Place, method: str, cells_by_quantity: Mapping[str, Cells]) -> Picture:
     title = f"Are the best sets nested? {short(place)}, chosen by {method}"
     figure = new_figure(9.5, 3.5)
-    for ax, (quantity, cells) in zip(figure.subplots(1, len(found), squeeze=False).flat, found.items(), strict=True):
+    for ax, (quantity, cells) in zip(
+        figure.subplots(1, len(cells_by_quantity), squeeze=False).flat, cells_by_quantity.items(), strict=True
+    ):
         larger = sorted({pair[1] for pair in cells})
         colours = _shades(len(larger))
         for line, of in enumerate(larger):
@@ -107,7 +109,7 @@ def _nested_picture(place: Place, method: str, found: Mapping[str, Cells]) -> Pi
         plain_axes(ax)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
-    tables = tuple(_nested_table(place, method, quantity, cells) for quantity, cells in found.items())
+    tables = tuple(_nested_table(place, method, quantity, cells) for quantity, cells in cells_by_quantity.items())
     return Picture(
         png=to_png(figure),
         title=title,

@@ -28,11 +28,16 @@ _WIDTH_INCHES = 9.5
 def shape_maps(heads: Sequence[Head], shapes: Mapping[str, str], numbers: Table) -> Picture:
     """One map a figure of shape, layers from left to right."""
     values = {words: [head.shape[shape] for head in heads] for shape, words in shapes.items()}
-    known = {words: [value for value in own if value is not None] for words, own in values.items()}
-    ranges = "; ".join(f"{words} from {number(min(own))} to {number(max(own))}" for words, own in known.items())
+    known = {words: [value for value in of_words if value is not None] for words, of_words in values.items()}
+    ranges = "; ".join(
+        f"{words} from {number(min(of_words))} to {number(max(of_words))}" for words, of_words in known.items()
+    )
     return Picture(
         png=to_png(
-            draw_maps(heads, {words: (np.array(own, dtype=float), _scale(own)) for words, own in values.items()})
+            draw_maps(
+                heads,
+                {words: (np.array(of_words, dtype=float), _scale(of_words)) for words, of_words in values.items()},
+            )
         ),
         title="Shape of the oracle's importance, head by head",
         caption="A steep Zipf slope means that few tokens matter, so that eviction costs little; many effective tokens "
@@ -119,11 +124,11 @@ def draw_maps(heads: Sequence[Head], values: Mapping[str, tuple[np.ndarray, Norm
     """One map for each of some figures, layers from left to right and KV heads from top to bottom."""
     layers, rows = max(head.layer for head in heads) + 1, max(head.kv_head for head in heads) + 1
     figure = new_figure(_WIDTH_INCHES, len(values) * (0.85 + 0.17 * rows) + 0.2)
-    for ax, (words, (own, norm)) in zip(
+    for ax, (words, (map_values, norm)) in zip(
         figure.subplots(len(values), 1, squeeze=False).flat, values.items(), strict=True
     ):
         grid = np.full((rows, layers), np.nan)
-        for head, value in zip(heads, own, strict=True):
+        for head, value in zip(heads, map_values, strict=True):
             grid[head.kv_head, head.layer] = value
         image = heat_map(
             ax,

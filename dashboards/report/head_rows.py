@@ -44,11 +44,11 @@ def read_heads(view: ReportView) -> list[Head]:
         key = (place_of(row), row["method"])
         costs.setdefault(row["head"], {}).setdefault(key, []).append(row["cost"])
         names[row["head"]] = row["head_name"]
-    found = []
+    heads = []
     for head, name in sorted(names.items()):
         place = _NAME.fullmatch(name)
         rows = trained.get(head, [])
-        found.append(
+        heads.append(
             Head(
                 head=head,
                 name=name,
@@ -59,7 +59,7 @@ def read_heads(view: ReportView) -> list[Head]:
                 costs={key: sum(values) / len(values) for key, values in costs.get(head, {}).items()},
             )
         )
-    return found
+    return heads
 
 
 def method_costs(heads: Sequence[Head], place: Place) -> dict[str, np.ndarray]:

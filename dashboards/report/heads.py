@@ -69,7 +69,11 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
         yield cost_boxes(place, costs, summary)
         heuristics = [method for method in costs if method not in view.own and method not in BOUNDS]
         best = min(heuristics, key=lambda method: float(np.nanmean(costs[method])), default=None)
-        shown = [method for method in (*[own for own in view.own if own in costs][:1], best) if method is not None]
+        shown = [
+            method
+            for method in (*[method_name for method_name in view.own if method_name in costs][:1], best)
+            if method is not None
+        ]
         if shown:
             yield cost_maps(place, heads, {method: costs[method] for method in shown})
 

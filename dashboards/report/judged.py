@@ -66,8 +66,8 @@ def _models(view: ReportView) -> Iterator[str]:
 
 
 def _budgets(view: ReportView, place: tuple[str, str]) -> str:
-    own = [panel for panel in view.panels if (panel.benchmark, panel.setting) == place]
-    budgets = sorted({budget for panel in own for budget in panel.budgets})
+    panels = [panel for panel in view.panels if (panel.benchmark, panel.setting) == place]
+    budgets = sorted({budget for panel in panels for budget in panel.budgets})
     shares = [view.share(place, budget) for budget in budgets]
     span = (
         "" if shares[0] is None or shares[-1] is None else f"; {shares[0]:.0%} to {shares[-1]:.0%} of the mean context"
@@ -128,15 +128,15 @@ def skipped_words(prompts: LineageNode) -> str:
 
 
 def _methods(view: ReportView) -> Table:
-    found: dict[str, dict[int, str]] = {}
+    seeds_by_method: dict[str, dict[int, str]] = {}
     for row in view.rows.curves:
-        found.setdefault(row["method"], {})[row["seed"]] = row["policy_set_id"]
+        seeds_by_method.setdefault(row["method"], {})[row["seed"]] = row["policy_set_id"]
     return table(
         "Methods",
         ("method", "seeds", "made from"),
         [
             (method, ", ".join(map(str, sorted(seeds))), ", ".join(filter(None, (seeds[s] for s in sorted(seeds)))))
-            for method, seeds in sorted(found.items(), key=lambda item: method_order(item[0]))
+            for method, seeds in sorted(seeds_by_method.items(), key=lambda item: method_order(item[0]))
         ],
         note="oracle ranks by the true future attention and full evicts nothing: bounds, not competitors.",
         num_labels=3,
@@ -177,10 +177,10 @@ def agent_words(training: Training) -> str:
 
 
 def _parameters(view: ReportView) -> Table:
-    told = flat(view.rows.run.facts["parameters"])
+    parameters = flat(view.rows.run.facts["parameters"])
     return table(
         "Parameters of the evaluation",
         ("parameter", "value"),
-        [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in told],
+        [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in parameters],
         num_labels=2,
     )

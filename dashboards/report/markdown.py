@@ -38,8 +38,8 @@ def _prose(block: Prose) -> str:
 
 def _picture(block: Picture) -> Iterator[str]:
     yield f"### {_plain(block.title)}"
-    for own in block.tables:
-        yield from _table(own)
+    for table in block.tables:
+        yield from _table(table)
 
 
 def _table(block: Table) -> Iterator[str]:
@@ -62,11 +62,11 @@ def _origin(origin: Mapping[str, Sequence[str]]) -> str:
 def _plain(text: str) -> str:
     """Text whose characters mean nothing to Markdown; ids and commands are set as code."""
     parts, start = [], 0
-    for found in CODE.finditer(text):
-        parts += [_escaped(text[start : found.start()]), f"`{found['code'] or found['id']}`"]
-        start = found.end()
+    for match in CODE.finditer(text):
+        parts += [_escaped(text[start : match.start()]), f"`{match['code'] or match['id']}`"]
+        start = match.end()
     return "".join([*parts, _escaped(text[start:])])
 
 
 def _escaped(text: str) -> str:
-    return _SPECIAL.sub(lambda found: f"\\{found[0]}", " ".join(text.split("\n")))
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", " ".join(text.split("\n")))

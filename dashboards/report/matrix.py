@@ -31,12 +31,12 @@ def _blocks(view: ReportView) -> Iterator[Block]:
         "the mirrored cell. A mark stands where the interval of the difference excludes 0."
     )
     for place in view.places:
-        own = [
+        of_place = [
             row for row in view.rows.comparisons if (row["benchmark"], row["setting"]) == place and row["is_contest"]
         ]
-        metrics = ordered_metrics({row["metric"] for row in own})
+        metrics = ordered_metrics({row["metric"] for row in of_place})
         if metrics:
-            yield _picture(place, metrics[0], [row for row in own if row["metric"] == metrics[0]])
+            yield _picture(place, metrics[0], [row for row in of_place if row["metric"] == metrics[0]])
         else:
             yield missing(f"two methods that compete ({short(place)})", "Judge several with `kvp evaluate --methods`.")
 
@@ -69,10 +69,10 @@ def draw_matrices(methods: Sequence[str], budgets: Sequence[int], cells: Mapping
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for place, budget in enumerate(budgets):
         ax = axes.flat[place]
-        found = [[cells.get((budget, method, other)) for other in methods] for method in methods]
-        shares = np.array([[np.nan if cell is None else cell["confidence"] for cell in line] for line in found])
+        grid = [[cells.get((budget, method, other)) for other in methods] for method in methods]
+        shares = np.array([[np.nan if cell is None else cell["confidence"] for cell in line] for line in grid])
         image = heat_map(ax, shares, colours=DIVERGING, norm=Normalize(0, 1), rows=methods, columns=methods)
-        for y, line in enumerate(found):
+        for y, line in enumerate(grid):
             for x, cell in enumerate(line):
                 if cell is not None and cell["verdict"] != "undecided":
                     ax.text(

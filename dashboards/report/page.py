@@ -106,7 +106,7 @@ def _prose(block: Prose) -> str:
 
 def _picture(block: Picture) -> str:
     source = f"data:image/png;base64,{b64encode(block.png).decode()}"
-    numbers = "".join(_table(own) for own in block.tables)
+    numbers = "".join(_table(table) for table in block.tables)
     return (
         f'<h3>{escape(block.title)}</h3>\n<figure><img src="{source}" alt="{escape(block.alt)}">'
         f'<figcaption class="caption">{_marked(block.caption)}</figcaption></figure>'
@@ -141,4 +141,4 @@ def _origin(origin: Mapping[str, Sequence[str]]) -> str:
 
 
 def _marked(text: str) -> str:
-    return CODE.sub(lambda found: f"<code>{found['code'] or found['id']}</code>", escape(text))
+    return CODE.sub(lambda match: f"<code>{match['code'] or match['id']}</code>", escape(text))

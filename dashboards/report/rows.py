@@ -120,13 +120,13 @@ def find_evaluation(catalog: Catalog, any_id: str) -> tuple[str, str]:
     run = find_run(catalog, any_id)
     if run["stage"] != "evaluate":
         below = catalog.lineage(run["run_id"], "down")
-        found = sorted(node.id for node in below.nodes.values() if node.kind == "evaluation")
-        if run["stage"] not in _PARTS or len(found) != 1:
-            choice = f"name one of {', '.join(found)}" if found else "none came from it; run `kvp evaluate`"
+        ids = sorted(node.id for node in below.nodes.values() if node.kind == "evaluation")
+        if run["stage"] not in _PARTS or len(ids) != 1:
+            choice = f"name one of {', '.join(ids)}" if ids else "none came from it; run `kvp evaluate`"
             raise StorageError(
                 f"report: {any_id} is of a {run['stage']} run and belongs to no single evaluation: {choice}"
             )
-        run = find_run(catalog, found[0])
+        run = find_run(catalog, ids[0])
     if run["outcome"] != "completed":
         raise StorageError(
             f"report: {run['run_id']} is {run['outcome']} ({run['reason']}): name an evaluation that was completed"
@@ -193,13 +193,13 @@ def _trainings(catalog: Catalog, policy_sets: Sequence[str]) -> tuple[list[Train
     snapshots = [name for name in dict.fromkeys(snapshots) if name.startswith("trace_snapshot-")]
     readers = _reached(catalog, snapshots, "input")
     runs = {row["run_id"]: row for row in catalog.rows("runs", _is_one_of("run_id", [*makers, *readers]))}
-    found: dict[str, Training] = {}
+    by_policy: dict[str, Training] = {}
     for run in runs.values():
         if run["stage"] == "train" and run["outcome"] == "completed":
             training = _training(catalog, run)
-            found[training.policy_set_id] = training
-    own = [found.pop(name) for name in policy_sets if name in found]
-    return own, list(found.values())
+            by_policy[training.policy_set_id] = training
+    trainings = [by_policy.pop(name) for name in policy_sets if name in by_policy]
+    return trainings, list(by_policy.values())
 
 
 def _training(catalog: Catalog, run: Row) -> Training:

@@ -73,17 +73,17 @@ class ReportView:
 
     def panels_of(self, place: Place, metric: str) -> tuple[Panel | None, list[Panel]]:
         """The mean over tasks, if it is there, and the single tasks."""
-        own = [p for p in self.panels if (p.benchmark, p.setting, p.metric) == (*place, metric)]
-        mean = next((panel for panel in own if panel.task == MEAN_TASK), None)
-        return mean, [panel for panel in own if panel.task != MEAN_TASK]
+        panels = [p for p in self.panels if (p.benchmark, p.setting, p.metric) == (*place, metric)]
+        mean = next((panel for panel in panels if panel.task == MEAN_TASK), None)
+        return mean, [panel for panel in panels if panel.task != MEAN_TASK]
 
     @cached_property
     def contexts(self) -> Mapping[Place, float]:
         """Mean tokens of context of the judged samples."""
-        found: dict[Place, list[int]] = {}
+        by_place: dict[Place, list[int]] = {}
         for row in self.rows.samples:
-            found.setdefault((row["benchmark"], row["setting"]), []).append(row["context_tokens"])
-        return {place: fsum(lengths) / len(lengths) for place, lengths in found.items()}
+            by_place.setdefault((row["benchmark"], row["setting"]), []).append(row["context_tokens"])
+        return {place: fsum(lengths) / len(lengths) for place, lengths in by_place.items()}
 
     def share(self, place: Place, budget: int) -> float | None:
         """A budget's share of the mean context, where its length is known."""

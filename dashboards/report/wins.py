@@ -36,13 +36,13 @@ def wins_section(view: ReportView) -> Section:
 
 def headlines(view: ReportView) -> list[str]:
     """The outcome in a few sentences: one for each own method, benchmark and setting, by the metric that leads."""
-    found = []
+    lines = []
     for place in view.places:
         for method in view.own:
             if claims := _lead_claims(view, place, method):
                 words = describe(claims[0].metric)
-                found += [summary_words(claims, words), oracle_words(claims, words)]
-    return [line for line in found if line]
+                lines += [summary_words(claims, words), oracle_words(claims, words)]
+    return [line for line in lines if line]
 
 
 def _blocks(view: ReportView) -> Iterator[Block]:
@@ -87,9 +87,9 @@ def _of_place(view: ReportView, place: Place, method: str) -> Iterator[Block]:
 
 def _lead_claims(view: ReportView, place: Place, method: str) -> list[Claim]:
     """By the metric that leads among those that were compared."""
-    own = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
-    compared = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)]
-    return [claim for claim in own if claim.metric in compared[:1]]
+    of_method = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
+    compared = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)]
+    return [claim for claim in of_method if claim.metric in compared[:1]]
 
 
 def _against_best(view: ReportView, place: Place, claims: Sequence[Claim]) -> Table:
@@ -170,9 +170,9 @@ def _cell(other: Opponent | None, *, with_name: bool = False) -> str:
 
 def _by_metric(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     """The other metrics of a place: one line each."""
-    own = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
-    metrics = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][1:]
-    curves = [[claim for claim in own if claim.metric == metric] for metric in metrics]
+    of_method = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
+    metrics = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)][1:]
+    curves = [[claim for claim in of_method if claim.metric == metric] for metric in metrics]
     if curves:
         yield Prose(lines=tuple(summary_words(claims, describe(claims[0].metric)) for claims in curves))
         title = f"{method} minus the baseline that stands strongest against it, by metric: {short(place)}"
@@ -180,10 +180,10 @@ def _by_metric(view: ReportView, place: Place, method: str) -> Iterator[Block]:
 
 
 def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
-    own = [c for c in view.task_claims if (c.benchmark, c.setting) == place and c.method == method]
-    lead = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in own)][:1]
-    tasks = sorted({claim.task for claim in own} - {MEAN_TASK})
-    curves = [(task, [claim for claim in own if claim.task == task and claim.metric in lead]) for task in tasks]
+    of_method = [c for c in view.task_claims if (c.benchmark, c.setting) == place and c.method == method]
+    lead = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)][:1]
+    tasks = sorted({claim.task for claim in of_method} - {MEAN_TASK})
+    curves = [(task, [claim for claim in of_method if claim.task == task and claim.metric in lead]) for task in tasks]
     if len(curves) < 2:  # a single task is the mean over tasks
         return
     if any(other.verdict != "undecided" for _, claims in curves for claim in claims for other in claim.baselines):

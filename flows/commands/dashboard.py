@@ -57,4 +57,4 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
         wanted["task"] = question.task
     scores = stored_scores(catalog, question.run_id, **wanted)
     chosen = [score for score in scores if (score.method, score.seed) in question.seeds]
-    return [found.to_row() for found in compare_methods(chosen, **stored_bootstrap(catalog, question.run_id))]
+    return [comparison.to_row() for comparison in compare_methods(chosen, **stored_bootstrap(catalog, question.run_id))]

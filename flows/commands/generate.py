@@ -52,10 +52,10 @@ def generate(
         from tasks.progress import LOGGER
 
         opened = None if policy_folder(policy) else _home_of(policy, home)
-        found = _find_model(model, home)
+        reference = _find_model(model, home)
         # Before the model's weights are loaded, which takes longer.
-        policies = find_policy(opened, policy, model_digest=found.digest)
-        loaded = load_model(found, dtype=dtype)
+        policies = find_policy(opened, policy, model_digest=reference.digest)
+        loaded = load_model(reference, dtype=dtype)
         if note := prompt_format(loaded.tokenizer).note:
             LOGGER.warning("generate: %s", note)
         LOGGER.info("generate: %d at once, %d entries kept in each head", len(prompts), budget)
@@ -75,23 +75,23 @@ def generate(
     answers = list(zip(prompt_file, compressed, full or [None] * len(prompts), strict=True))
     if as_json:
         document = {
-            "model": {"name": found.name, "digest": found.digest},
+            "model": {"name": reference.name, "digest": reference.digest},
             "policy": policy,
             "budget": budget,
             "format_note": compressed[0].format_note,
             "answers": [
-                {"prompt_file": place, "compacted": _plain(own), "full": _plain(other) if other else None}
-                for place, own, other in answers
+                {"prompt_file": place, "compacted": _plain(compacted), "full": _plain(other) if other else None}
+                for place, compacted, other in answers
             ],
         }
         print(json.dumps(document, allow_nan=False))
         return
-    for place, own, other in answers:
+    for place, compacted, other in answers:
         if other:
-            _print_both(place, budget, own, other)
+            _print_both(place, budget, compacted, other)
         else:
-            _print_answer(place if len(prompts) > 1 else "", own)
-        remark(_what_was_evicted(own, budget))
+            _print_answer(place if len(prompts) > 1 else "", compacted)
+        remark(_what_was_evicted(compacted, budget))
 
 
 def _read(place: str) -> str:
@@ -181,14 +181,14 @@ def _print_both(place: str, budget: int, compressed: "Generation", full: "Genera
         table.add_column(Text(name), overflow="fold")
     table.add_row("answer", Text(full.text), Text(compressed.text), "")
     others = _figures(full)
-    for name, own in _figures(compressed).items():
+    for name, figure in _figures(compressed).items():
         gain = ""
         if name == "cache_bytes":
-            gain = f"{others[name] / own:.2f} times less"
-        elif name == "tokens_per_s" and own and others[name]:
-            gain = f"{own / others[name]:.2f} times as fast"
+            gain = f"{others[name] / figure:.2f} times less"
+        elif name == "tokens_per_s" and figure and others[name]:
+            gain = f"{figure / others[name]:.2f} times as fast"
         title = name.replace("_", " ").replace(" per s", " a second")
-        table.add_row(title, _number(others[name]), _number(own), gain)
+        table.add_row(title, _number(others[name]), _number(figure), gain)
     console().print(table)
 
 

@@ -59,9 +59,9 @@ def diff(
     from flows.printing import print_records
     from storage.differences import compare_runs
 
-    found = compare_runs(_catalog(home), first, second)
-    if found or as_json:
-        print_records([vars(difference) for difference in found], as_json=as_json)
+    differences = compare_runs(_catalog(home), first, second)
+    if differences or as_json:
+        print_records([vars(difference) for difference in differences], as_json=as_json)
     else:
         print("nothing differs")
 
@@ -105,10 +105,10 @@ def _renderer(out: Path) -> "Callable[[LineageGraph], str]":
         ".prov.json": lambda graph: render_provenance(graph, "json"),
         ".provn": lambda graph: render_provenance(graph, "provn"),
     }
-    found = next((render for ending, render in renderers.items() if out.name.lower().endswith(ending)), None)
-    if found is None:
+    renderer = next((render for ending, render in renderers.items() if out.name.lower().endswith(ending)), None)
+    if renderer is None:
         raise typer.BadParameter(f"--out is {str(out)!r}, expected a name that ends with {', '.join(renderers)}")
-    return found
+    return renderer
 
 
 def _write(path: Path, text: str) -> None:

@@ -29,9 +29,9 @@ def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
         from storage.requests import recorded_requests
 
         requests = recorded_requests(Catalog(opened), LABELS)
-        found = stale_stages(opened, requests)
-    if found or as_json:
-        print_records([stage.to_record() for stage in found], as_json=as_json)
+        stages = stale_stages(opened, requests)
+    if stages or as_json:
+        print_records([stage.to_record() for stage in stages], as_json=as_json)
     else:
         print("nothing is stale" if requests else "no request is recorded here: there is nothing to ask about")
 
@@ -50,21 +50,21 @@ def rerun(
 
         original = recorded.find_original(opened, run)  # whatever is wrong with it is said before the server is there
         wait_for_server()
-        found = repetition.rerun(original.known.run_id, str(opened.path))
+        outcome = repetition.rerun(original.known.run_id, str(opened.path))
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), default=str, allow_nan=False))
+        print(json.dumps(dataclasses.asdict(outcome), default=str, allow_nan=False))
     else:
-        _print(found)
-    if not found.identical:
+        _print(outcome)
+    if not outcome.identical:
         raise typer.Exit(_DIFFERS)
 
 
-def _print(found: "Repetition") -> None:
+def _print(outcome: "Repetition") -> None:
     from flows.printing import print_records
 
-    verdict = "identical, to the last digit" if found.identical else "different"
-    print(f"{found.run} repeats {found.repeats} ({found.stage}, {found.seconds:.1f} s): {verdict}")
-    if found.differences:
-        print_records([vars(difference) for difference in found.differences], as_json=False)
-    if found.kept:
-        print(f"what it made is kept in {found.kept}")
+    verdict = "identical, to the last digit" if outcome.identical else "different"
+    print(f"{outcome.run} repeats {outcome.repeats} ({outcome.stage}, {outcome.seconds:.1f} s): {verdict}")
+    if outcome.differences:
+        print_records([vars(difference) for difference in outcome.differences], as_json=False)
+    if outcome.kept:
+        print(f"what it made is kept in {outcome.kept}")

@@ -99,7 +99,7 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
 
     if not rows.trainings:
         return
-    found: dict[str, dict[int, ObjectiveOutcome]] = {}
+    outcomes_by_objective: dict[str, dict[int, ObjectiveOutcome]] = {}
     for training in [*rows.trainings, *rows.other_trainings]:
         if _besides_objective(training) == _besides_objective(rows.trainings[0]):
             outcome = ObjectiveOutcome(
@@ -108,12 +108,12 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
                 heldout_cost=training.costs,
                 train_s=training.seconds,
             )
-            found.setdefault(training.objective, {})[outcome.seed] = outcome
-    shared = set.intersection(*(set(seeds) for seeds in found.values()))
-    if len(found) < 2 or not shared:
+            outcomes_by_objective.setdefault(training.objective, {})[outcome.seed] = outcome
+    shared = set.intersection(*(set(seeds) for seeds in outcomes_by_objective.values()))
+    if len(outcomes_by_objective) < 2 or not shared:
         return
     judged = rows.trainings[0].objective
-    outcomes = [seeds[seed] for seeds in found.values() for seed in sorted(shared)]
+    outcomes = [seeds[seed] for seeds in outcomes_by_objective.values() for seed in sorted(shared)]
     for row in compare_objectives(outcomes, reference=judged, **stored_bootstrap(catalog, rows.run_id)):
         difference, cost = row.difference, row.cost
         yield {

@@ -38,8 +38,8 @@ def up(
     with standard_output_kept_clean():
         from flows.services import lifecycle
 
-        found = lifecycle.up(opened, port=port, mlflow_port=mlflow_port, runs_at_once=runs)
-    _print(found, as_json=as_json)
+        current = lifecycle.up(opened, port=port, mlflow_port=mlflow_port, runs_at_once=runs)
+    _print(current, as_json=as_json)
 
 
 def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -75,15 +75,15 @@ def status(
         from flows.services import lifecycle
 
         recovered = lifecycle.recover_orphans(opened) if recover else []
-        found = lifecycle.status(opened, recovered=recovered)
-    _print(found, as_json=as_json)
+        current = lifecycle.status(opened, recovered=recovered)
+    _print(current, as_json=as_json)
 
 
-def _print(found: "Status", *, as_json: bool) -> None:
+def _print(current: "Status", *, as_json: bool) -> None:
     from flows.printing import print_records
 
     if as_json:
-        print(json.dumps(dataclasses.asdict(found)))
+        print(json.dumps(dataclasses.asdict(current)))
         return
     columns = ["service", "state", "url", "pid", "since", "log"]
     print_records(
@@ -93,22 +93,22 @@ def _print(found: "Status", *, as_json: bool) -> None:
                 "state": "started" if service.started else service.state,
                 **{name: getattr(service, name) for name in columns[2:]},
             }
-            for service in found.services
+            for service in current.services
         ],
         as_json=False,
     )
-    if found.api_url:
-        print(f"\nPrefect's own commands:  export PREFECT_API_URL={found.api_url}")
-        print(f"deployments:             {', '.join(found.deployments) or 'none'}")
+    if current.api_url:
+        print(f"\nPrefect's own commands:  export PREFECT_API_URL={current.api_url}")
+        print(f"deployments:             {', '.join(current.deployments) or 'none'}")
     for kind, runs in (
-        ("runs", found.flow_runs),
-        ("orphan, its process is dead (--recover notes that)", found.orphans),
-        ("now noted as crashed", found.recovered),
+        ("runs", current.flow_runs),
+        ("orphan, its process is dead (--recover notes that)", current.orphans),
+        ("now noted as crashed", current.recovered),
     ):
         for run in runs:
             print(f"{kind}: flow run {run.name} ({run.flow_run_id}), {run.state}, since {run.started_at or 'never'}")
-            if told := found.progress.get(run.flow_run_id):
-                print(f"      {told}")
+            if line := current.progress.get(run.flow_run_id):
+                print(f"      {line}")
 
 
 def _refuse_another_server(home: Home) -> None:

@@ -27,8 +27,8 @@ def list_collections(home: HomeOption = None, as_json: JsonOption = False) -> No
     """List the collections: samples, tokens and fragments of each."""
     from flows.printing import print_records
 
-    found = _store(home).collections().values()
-    records = [{**vars(collection), "splits": ", ".join(collection.splits)} for collection in found]
+    collections = _store(home).collections().values()
+    records = [{**vars(collection), "splits": ", ".join(collection.splits)} for collection in collections]
     print_records(records, as_json=as_json)
 
 

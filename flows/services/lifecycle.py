@@ -226,8 +226,8 @@ def _choose_url(home: Home, name: str, port: int | None) -> str:
     if port is None and known is not None and _is_free(_port_of(known)):
         port = _port_of(known)
     if port is None:
-        with socket.create_server((_HOST, 0)) as found:
-            port = int(found.getsockname()[1])
+        with socket.create_server((_HOST, 0)) as listener:
+            port = int(listener.getsockname()[1])
     return f"http://{_HOST}:{port}"
 
 

@@ -197,8 +197,8 @@ def last_error(log: Path) -> str:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "it left no log"
-    told = _ERROR_LINE.findall(text) or [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
-    return told[-1].strip()[:300]
+    lines = _ERROR_LINE.findall(text) or [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    return lines[-1].strip()[:300]
 
 
 def process_ids() -> Iterator[int]:

@@ -68,14 +68,14 @@ def unfinished_flow_runs(client: Any) -> "list[FlowRun]":
 
     wanted = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
     chosen = FlowRunFilter(state=FlowRunFilterState(type=wanted))
-    found: list[FlowRun] = []
+    unfinished: list[FlowRun] = []
     while True:
         page = client.read_flow_runs(
-            flow_run_filter=chosen, sort=FlowRunSort.START_TIME_ASC, limit=_PAGE, offset=len(found)
+            flow_run_filter=chosen, sort=FlowRunSort.START_TIME_ASC, limit=_PAGE, offset=len(unfinished)
         )
-        found += page
+        unfinished += page
         if len(page) < _PAGE:
-            return found
+            return unfinished
 
 
 def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[FlowRun]":
@@ -200,7 +200,7 @@ def prefect_client() -> Iterator[Any]:
             yield client
     except (httpx.HTTPError, PrefectException) as error:
         raise StorageError(
-            f"the Prefect server does not do what is asked ({one_line(error)}): look at its log, and whether its "
+            f"the request to the Prefect server failed ({one_line(error)}): look at its log, and whether its "
             "database can be written"
         ) from error
 

@@ -44,9 +44,11 @@ def prepare_server(*, runs_at_once: int) -> None:
 
 def deployments(client: Any) -> list[str]:
     """The deployments of the pool, as `prefect deployment run` takes them."""
-    found = client.read_deployments()
-    flows = {flow.id: flow.name for flow in client.read_flows()} if found else {}
-    return sorted(f"{flows.get(entry.flow_id, '')}/{entry.name}" for entry in found if entry.work_pool_name == POOL)
+    registered = client.read_deployments()
+    flows = {flow.id: flow.name for flow in client.read_flows()} if registered else {}
+    return sorted(
+        f"{flows.get(entry.flow_id, '')}/{entry.name}" for entry in registered if entry.work_pool_name == POOL
+    )
 
 
 def wait_for_worker(name: str, worker: Service) -> None:
@@ -89,11 +91,11 @@ def _limit_queue(client: Any, runs_at_once: int) -> None:
     from prefect.client.schemas.filters import WorkQueueFilter, WorkQueueFilterName
 
     chosen = WorkQueueFilter(name=WorkQueueFilterName(any_=[QUEUE]))
-    found = client.read_work_queues(work_pool_name=POOL, work_queue_filter=chosen)
-    if not found:
+    queues = client.read_work_queues(work_pool_name=POOL, work_queue_filter=chosen)
+    if not queues:
         client.create_work_queue(QUEUE, work_pool_name=POOL, concurrency_limit=runs_at_once)
-    elif found[0].concurrency_limit != runs_at_once:
-        client.update_work_queue(found[0].id, concurrency_limit=runs_at_once)
+    elif queues[0].concurrency_limit != runs_at_once:
+        client.update_work_queue(queues[0].id, concurrency_limit=runs_at_once)
 
 
 def _deploy() -> None:
@@ -114,8 +116,8 @@ def _deploy() -> None:
     except subprocess.TimeoutExpired as error:
         raise StorageError(f"prefect deploy took more than {_DEPLOY_TIMEOUT_S} s: run `kvp up` again") from error
     if done.returncode:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
-        raise StorageError(f"prefect deploy ended with {done.returncode} ({said[-1].strip()}): check prefect.yaml")
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
+        raise StorageError(f"prefect deploy ended with {done.returncode} ({lines[-1].strip()}): check prefect.yaml")
 
 
 def _watch_heartbeats(client: Any) -> None:
@@ -149,11 +151,11 @@ def _watch_heartbeats(client: Any) -> None:
             )
         ],
     )
-    found = client.read_automations_by_name(CRASHES)
-    if not found:
+    automations = client.read_automations_by_name(CRASHES)
+    if not automations:
         client.create_automation(wanted)
         return
-    kept, *others = found
+    kept, *others = automations
     if kept.model_dump(exclude={"id"}) != wanted.model_dump():
         client.update_automation(kept.id, wanted)
     for other in others:

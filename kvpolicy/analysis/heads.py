@@ -61,8 +61,8 @@ def head_shapes(samples: Sequence[Float[Tensor, "head _"]]) -> HeadShapes:
     return HeadShapes(
         zipf_slope=_mean([zipf_slope(importance) for importance in samples]),
         effective_tokens=_mean([effective_tokens(importance) for importance in samples]),
-        rank_deviation=_mean([(own - own.mean(dim=0)).square().mean(dim=1) for own in ranks]),
-        rank_correlation=_mean([_correlation(own) for own in ranks]),
+        rank_deviation=_mean([(of_head - of_head.mean(dim=0)).square().mean(dim=1) for of_head in ranks]),
+        rank_correlation=_mean([_correlation(of_head) for of_head in ranks]),
         num_samples=len(samples),
     )
 

@@ -104,10 +104,10 @@ def long_samples(request: SampleRequest) -> Iterator[Sample]:
         entries.values(), owner=lambda entry: entry.context, parts=lambda entry: _traced(entry.context)
     )
     request.report("row with a text that another split has", num_shared)
-    own = sorted(shared[request.split], key=lambda entry: (entry.context, entry.input))
-    request.rng("order").shuffle(own)
+    of_split = sorted(shared[request.split], key=lambda entry: (entry.context, entry.input))
+    request.rng("order").shuffle(of_split)
     index = 0
-    for entry in own:
+    for entry in of_split:
         sample = _sample(request, entry, index)
         if (tokens := count_all_tokens(sample, request.tokenizer)) <= request.length_tokens:
             yield sample

@@ -119,12 +119,12 @@ def generate_samples(
 
 
 def _too_few(request: SampleRequest, num_there: int, num_asked: int) -> str:
-    own = [
+    reasons = [
         f"{count} x {reason.partition(': ')[2]}"
         for reason, count in request.reported.items()
         if reason.startswith(f"{request.task}: ")
     ]
-    left_out = f" (not taken: {'; '.join(own)})" if own else ""
+    left_out = f" (not taken: {'; '.join(reasons)})" if reasons else ""
     return (
         f"task {request.task}: its files hold {num_there} samples of {request.length_tokens} tokens for the "
         f"{request.split} split, {num_asked} were asked for{left_out}: ask for fewer, change the length, or give more "

@@ -29,8 +29,8 @@ def string_match(prediction: str, references: Sequence[str], *, match: Literal["
     """
     _check_references("string match", references)
     lowered = prediction.lower()
-    found = [reference.lower() in lowered for reference in references]
-    return float(any(found)) if match == "any" else sum(found) / len(found)
+    matches = [reference.lower() in lowered for reference in references]
+    return float(any(matches)) if match == "any" else sum(matches) / len(matches)
 
 
 def rouge_l(prediction: str, references: Sequence[str]) -> float:

@@ -136,16 +136,16 @@ def _hub_file(source: str, name: str, *, fetch: bool) -> Path:
 
     from kvpolicy.models.reference import default_cache
 
-    found = _HUB_FILE.fullmatch(name)
-    assert found is not None  # as `parse_entry` checked
+    match = _HUB_FILE.fullmatch(name)
+    assert match is not None  # as `parse_entry` checked
     reason = "it is not in the cache"
     for only_local in (True, False) if fetch else (True,):  # what is here once stays as it is
         try:
             path = hf_hub_download(
-                found["name"],
-                found["file"],
+                match["name"],
+                match["file"],
                 repo_type="dataset",
-                revision=unquote(found["revision"]),
+                revision=unquote(match["revision"]),
                 cache_dir=default_cache() / "hub",
                 etag_timeout=10,
                 local_files_only=only_local,

@@ -49,8 +49,8 @@ def share_out(
     held: dict[str, list[tuple[Item, frozenset[str]]]] = {split: [] for split in SPLITS}
     for item in items:
         held[split_of(owner(item))].append((item, frozenset(parts(item))))
-    shared = in_several({part for _, own in listed for part in own} for listed in held.values())
-    kept = {split: [item for item, own in listed if not own & shared] for split, listed in held.items()}
+    shared = in_several({part for _, owned in listed for part in owned} for listed in held.values())
+    kept = {split: [item for item, owned in listed if not owned & shared] for split, listed in held.items()}
     return kept, sum(map(len, held.values())) - sum(map(len, kept.values()))
 
 

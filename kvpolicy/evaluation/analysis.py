@@ -101,8 +101,8 @@ def _nestedness(
     )
     for smaller, larger in combinations(range(len(ascending)), 2):
         nested = compare_nested_sets(full, recomputed[larger], best[larger], ascending[smaller])
-        found = {"overlap": nested.overlap, "excess_missed_mass": nested.excess_missed_mass}
-        for quantity, by_head in found.items():
+        quantities = {"overlap": nested.overlap, "excess_missed_mass": nested.excess_missed_mass}
+        for quantity, by_head in quantities.items():
             yield Finding(
                 setting=cut.setting,
                 analysis="nestedness",
@@ -126,8 +126,8 @@ def _leave_one_out(
     )
     for entry in ranked:
         method = entry.contender.method
-        own = importance.sum(dim=0) if method.needs_importance else token_scores(entry.scores)
-        value = float(spearman(own[tokens], divergence))
+        worth = importance.sum(dim=0) if method.needs_importance else token_scores(entry.scores)
+        value = float(spearman(worth[tokens], divergence))
         if not math.isnan(value):  # where scores or harms are all alike there is no order
             yield Finding(
                 setting=cut.setting,

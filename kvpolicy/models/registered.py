@@ -51,15 +51,15 @@ class RegisteredName:
         """
         named, _, number = reference.removeprefix(PREFIX).partition("/")
         try:
-            found = cls.of_source(named)
+            name = cls.of_source(named)
         except InputError:
-            found = None
-        if found is None or bool(found.alias) == bool(number) or (number and not number.isdecimal()):
+            name = None
+        if name is None or bool(name.alias) == bool(number) or (number and not number.isdecimal()):
             raise InputError(
                 f"model {reference!r} is no version in MLflow's registry: expected {PREFIX}NAME/VERSION with a number, "
                 f"or {PREFIX}NAME@ALIAS"
             )
-        return cls(name=found.name, number=number, alias=found.alias)
+        return cls(name=name.name, number=number, alias=name.alias)
 
 
 def is_registered(reference: str) -> bool:

@@ -40,8 +40,8 @@ def expected_ranks(
     block = max(1, _BLOCK_BYTES // (4 * rows * num_tokens))
     blocks = []
     for first in range(0, num_tokens, block):
-        own = scores[..., first : first + block]
-        before = torch.sigmoid(scores[..., None, :] - own[..., :, None])
+        block_scores = scores[..., first : first + block]
+        before = torch.sigmoid(scores[..., None, :] - block_scores[..., :, None])
         if mask is not None:
             before = before * mask[..., None, :]
         blocks.append(before.sum(dim=-1))

@@ -162,11 +162,11 @@ class BatchedAgents(nn.Module):
         scores = []
         for first, weights in zip(range(0, keys.shape[0], size), self._blocks(heads, size), strict=True):
             block = slice(first, first + size)
-            own = slice(None) if shared else block
+            selected = slice(None) if shared else block
             if features is None:
-                position = _normalise(_rows(weights["position_table"], positions[own]).to(keys.dtype))
+                position = _normalise(_rows(weights["position_table"], positions[selected]).to(keys.dtype))
             else:
-                position = features[own]
+                position = features[selected]
             scores.append(_score(weights, keys[block], values[block], position))
         return torch.cat(scores)
 

@@ -25,9 +25,9 @@ from tasks.watch import (
     WAITING,
     Sighting,
     check_model,
-    could_not,
     look_for_models,
     remember,
+    retry_later,
 )
 from tests.hub_server import hub_server
 from tests.tiny_gguf import write_tiny_gguf
@@ -284,7 +284,7 @@ def test_what_could_not_even_be_tried_does_not_count(home, llama, models):
     for _ in range(ATTEMPTS + 1):
         (sighting,) = look(home, models)
         remember(home, sighting)
-        remember(home, could_not(sighting, "the server refuses"))
+        remember(home, retry_later(sighting, "the server refuses"))
     (sighting,) = look(home, models)
     assert sighting.outcome == FOUND
 

@@ -90,12 +90,12 @@ def dialogues(request: SampleRequest) -> Iterator[Sample]:
     written: set[tuple[str, ...]] = set()
     for number in count() if request.split == "train" else range(1):
         # What is left out is counted in the first round alone.
-        own = request if number == 0 else replace(request, reported=Counter())
+        reporting = request if number == 0 else replace(request, reported=Counter())
         before = len(written)
-        for chat in _chats(own, shared[request.split], own.rng("order", number)):
-            sample = _sample(own, chat, len(written))
+        for chat in _chats(reporting, shared[request.split], reporting.rng("order", number)):
+            sample = _sample(reporting, chat, len(written))
             if sample is None:
-                own.report("dialogue without a turn at which to cut off a quarter")
+                reporting.report("dialogue without a turn at which to cut off a quarter")
             elif (turns := sample.context_turns + sample.answer_turns) not in written:
                 written.add(turns)
                 yield sample
@@ -133,8 +133,8 @@ def _chats(request: SampleRequest, conversations: list[Conversation], rng: Rando
 
 def _turn_tokens(conversation: Conversation, request: SampleRequest) -> tuple[int, ...]:
     # As the turns of a chat that has begun: what is written before the first turn of all counts once.
-    own = count_turn_tokens(("", "", *conversation.turns), request.tokenizer)
-    return own[2:]
+    counts = count_turn_tokens(("", "", *conversation.turns), request.tokenizer)
+    return counts[2:]
 
 
 def _sample(request: SampleRequest, chat: _Chat, index: int) -> Sample | None:

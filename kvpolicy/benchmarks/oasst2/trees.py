@@ -60,20 +60,20 @@ def read_conversations(request: SampleRequest) -> list[Conversation]:
     Raises:
         InputError: A row is broken.
     """
-    found: dict[str, list[Conversation]] = {}
+    by_tree: dict[str, list[Conversation]] = {}
     for tree, state, row, root in _trees(request):
         message = _read_message(row, root)
         paths = [path for path in _paths(message) if path] if message else []
         if state != READY:
             request.report("tree that is not ready for export")
-        elif tree in found:
+        elif tree in by_tree:
             request.report("tree that came before")
         elif not paths:
             request.report("tree without an exchange")
         else:
             read = (_conversation(request, tree, path) for path in paths)
-            found[tree] = [conversation for conversation in read if conversation is not None]
-    return [conversation for own in found.values() for conversation in own]
+            by_tree[tree] = [conversation for conversation in read if conversation is not None]
+    return [conversation for alike in by_tree.values() for conversation in alike]
 
 
 def _conversation(request: SampleRequest, tree: str, path: Sequence[_Message]) -> Conversation | None:
@@ -108,11 +108,11 @@ def _nested(rows: Sequence[Row]) -> dict[str, Any]:
     nested: dict[str, dict[str, Any]] = {row.text("message_id"): {**row.fields, "replies": []} for row in rows}
     roots = []
     for row in rows:
-        own, parent = nested[row.text("message_id")], row.fields.get("parent_id")
+        node, parent = nested[row.text("message_id")], row.fields.get("parent_id")
         if parent is None:
-            roots.append(own)
+            roots.append(node)
         elif parent in nested:
-            nested[parent]["replies"].append(own)
+            nested[parent]["replies"].append(node)
         else:
             raise row.error(f"its parent {parent!r} is not there")
     if len(roots) != 1:
@@ -124,8 +124,8 @@ def _read_message(row: Row, message: Any, place: int = 0) -> _Message | None:
     """A message with those replies that can go on from it, the best first; None if it is none or cannot be used."""
     if not isinstance(message, dict):
         raise row.error(f"a message is {type(message).__name__}, expected an object")
-    own = Row(source=row.source, place=row.place, fields=message)
-    text, role, language = own.text("text").strip(), own.text("role"), own.text("lang")
+    row_of_message = Row(source=row.source, place=row.place, fields=message)
+    text, role, language = row_of_message.text("text").strip(), row_of_message.text("role"), row_of_message.text("lang")
     rank, replies = message.get("rank"), message.get("replies") or ()
     if role not in _ROLES or not isinstance(rank, int | float | None) or not isinstance(replies, list | tuple):
         raise row.error("role, rank or replies of a message are not as published")

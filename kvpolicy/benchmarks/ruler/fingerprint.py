@@ -44,12 +44,12 @@ def _text_parts(sample: Sample) -> Mapping[str, set[str]]:
     task = ruler_task(sample.task)
     body = sample.context
     if task.kind == "niah":
-        found = _NEEDLE.findall(body)
+        needles = _NEEDLE.findall(body)
         text = {"text": _essay_sentences(body)} if task.haystack == "essay" else {}
-        return {"key": {key for key, _ in found}, "needle": {value for _, value in found}, **text}
+        return {"key": {key for key, _ in needles}, "needle": {value for _, value in needles}, **text}
     if task.kind == "vt":
-        found = _ASSIGNMENT.findall(body)
-        return {"key": {name for name, _ in found}, "needle": {source for _, source in found if source.isdigit()}}
+        needles = _ASSIGNMENT.findall(body)
+        return {"key": {name for name, _ in needles}, "needle": {source for _, source in needles if source.isdigit()}}
     if task.kind == "cwe":
         return {"word": set(_NUMBERED.findall(body))}
     if task.kind == "fwe":

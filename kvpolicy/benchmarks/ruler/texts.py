@@ -132,8 +132,8 @@ def _parsed(
     content: list[Any] = []
     for file in files:
         try:
-            own = read(file)
-            share_out(own)  # on its own, so that the file that is wrong is named
+            parsed = read(file)
+            share_out(parsed)  # on its own, so that the file that is wrong is named
         except InputError:
             raise
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -141,7 +141,7 @@ def _parsed(
             raise InputError(
                 f"{file.name} does not have the expected format ({reason}); needed: {SOURCES[file.source]}"
             ) from error
-        content += own
+        content += parsed
     return share_out(content) if files else {}
 
 
