@@ -1,10 +1,13 @@
 """The configuration of a pipeline: presets that load and fit, and problems that are all named in one line."""
 
 import dataclasses
+import tomllib
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+import kvpolicy
 from kvpolicy.benchmarks.prompt_set import generate_samples
 from kvpolicy.errors import InputError
 from kvpolicy.pipeline import PipelineConfig, load_preset, parse_config, preset_names
@@ -62,6 +65,13 @@ def test_presets_say_what_their_files_say():
     assert demo.train.agent == AgentConfig()
     assert isinstance(demo.evaluate.budgets, tuple)
     assert hash(demo) == hash(load_preset("demo"))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_name_their_methods(name):
+    """Otherwise a new method would take part in what was asked for before there was one, and make that stale."""
+    (file,) = (file for file in (Path(kvpolicy.__file__).parent / "presets").iterdir() if file.stem == name)
+    assert tomllib.loads(file.read_text())["evaluate"]["methods"]
 
 
 def test_an_unknown_preset_is_refused_with_those_there_are(fails_in_one_line):
