@@ -49,6 +49,7 @@ def stale(kvp):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_benchmark_of_two_files_is_evaluated_and_makes_nothing_stale(kvp, small_run, sources, stale, tmp_path):
     path, home = str(sources), tmp_path / "home"
     assert "colour_of" in kvp("benchmarks", PYTHONPATH=path).stdout
@@ -65,6 +66,7 @@ def test_a_benchmark_of_two_files_is_evaluated_and_makes_nothing_stale(kvp, smal
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_benchmark_of_a_package_has_a_lineage_of_its_own(kvp, small_run, stale, tmp_path):
     files = {"pyproject.toml": PROJECT, "kvp_colours.py": MODULE}
     place = install(files, source=tmp_path / "one", into=tmp_path / "site-packages")

@@ -15,6 +15,7 @@ LAST, FIRST_IMPORT = "    H2O,\n", "from kvpolicy.methods.judgeq import"
 
 
 @pytest.mark.slow  # a pipeline and two commands, each a process
+@pytest.mark.timeout(600)
 def test_a_method_of_two_files_is_evaluated_and_makes_nothing_stale(kvp, small_run, tmp_path):
     sources, home = copied_sources(tmp_path), tmp_path / "home"
     (sources / "kvpolicy" / "methods" / "half_norm.py").write_text(CLASS)
