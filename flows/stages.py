@@ -16,7 +16,7 @@ from tasks.publish import EvaluationWork
 from tasks.soft_tokens import SoftTokenWork
 from tasks.stage import StageOutcome, find_completed
 from tasks.train import TrainingWork
-from tasks.work import Plan, Work, stage_name
+from tasks.work import Plan, Work, checked, stage_name
 
 Made = tuple[Any, StageOutcome]
 
@@ -26,7 +26,7 @@ FLOWS: Mapping[str, tuple[type[Work], ...]] = {
     "train": (TrainingWork, SoftTokenWork),
     "evaluate": (EvaluationWork,),
 }
-STAGES: tuple[type[Work], ...] = (PromptsWork, *(kind for kinds in FLOWS.values() for kind in kinds))
+STAGES = checked([PromptsWork, *chain.from_iterable(FLOWS.values())])
 
 
 def run_all(kind: type[Work], plan: Plan) -> list[Made]:

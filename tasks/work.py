@@ -107,12 +107,6 @@ class Work(ABC):
 
     home: Home
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        """Refuse a declaration that is not complete."""
-        super().__init_subclass__(**more)
-        if missing := [name for name in ("name", "result") if not getattr(cls, name, "")]:
-            raise TypeError(f"{cls.__name__} declares no {' and no '.join(missing)} of its stage")
-
     @property
     @abstractmethod
     def stage(self) -> Stage:
@@ -186,3 +180,22 @@ def stage_name(work: Work) -> StageName:
     """The stage within its request."""
     stage = work.stage
     return work.name, work.label(stage.parameters, stage.seed)
+
+
+def checked(kinds: Sequence[type[Work]]) -> tuple[type[Work], ...]:
+    """Return declarations of stages that are complete, each of a name of its own.
+
+    Raises:
+        TypeError: Naming everything that is missing or declared twice.
+    """
+    problems, seen = [], set[str]()
+    for kind in kinds:
+        missing = [name for name in ("name", "result") if not getattr(kind, name, "")]
+        missing += sorted(getattr(kind, "__abstractmethods__", ()))
+        problems += [f"{kind.__name__} declares no {name}" for name in missing]
+        for name in (getattr(kind, "name", ""), *kind.part_kinds):
+            problems += [f"{kind.__name__} declares {name!r}, which another one does"] if name in seen else []
+            seen |= {name} - {""}
+    if problems:
+        raise TypeError(f"stages are not declared in full: {'; '.join(problems)}")
+    return tuple(kinds)

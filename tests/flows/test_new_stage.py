@@ -8,6 +8,10 @@ from outcomes import catalog
 from processes import CHECKOUT
 from sources import copied_sources
 
+from tasks.prompts import PromptsWork
+from tasks.wholeness import check_files, declare_kind
+from tasks.work import Work, checked
+
 PAGE = CHECKOUT / "docs" / "how-to" / "new-stage.md"
 BEFORE_CLASS = "@dataclass(frozen=True, kw_only=True)\nclass PipelineConfig"
 LAST_FIELD = "    ablate: AblateConfig = field(default_factory=AblateConfig)\n"
@@ -74,13 +78,19 @@ def test_a_stage_of_three_files_is_run_shown_found_checked_and_repeated(kvp, sma
     assert damaged == {"code", "result"}
 
 
-def test_an_incomplete_declaration_and_a_second_kind_are_refused():
-    from tasks.wholeness import check_files, declare_kind
-    from tasks.work import Work
+def test_what_declarations_lack_is_named_together():
+    nameless, second = type("Nameless", (Work,), {}), type("Second", (Work,), {"name": "prompts", "result": "prompts"})
+    with pytest.raises(TypeError) as caught:
+        checked([PromptsWork, nameless, second])
+    lacking = ("stage", "planned", "recorded", "finish")
+    for problem in (
+        *("Nameless declares no name", "Nameless declares no result"),
+        *(f"{name} declares no {method}" for name in ("Nameless", "Second") for method in lacking),
+        "Second declares 'prompts', which another one does",
+    ):
+        assert problem in str(caught.value)
 
-    with pytest.raises(TypeError, match="Nameless declares no name and no result"):
-        type("Nameless", (Work,), {})
+
+def test_a_kind_of_artifact_is_declared_once():
     with pytest.raises(ValueError, match="'prompts' are declared twice"):
-        import tasks.prompts  # noqa: F401  # declares them
-
         declare_kind("prompts", check_files())
