@@ -4,6 +4,7 @@ What a stage is stands beside its tasks (`tasks.work`); `flows.fan_out` knows wh
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from flows.fan_out import run_parts
@@ -42,13 +43,12 @@ def run_works(works: Sequence[Work]) -> list[Made]:
     """Run stages of one kind: the parts of all of them at once, then what each comes to."""
     if not works:
         return []
-    first, parts = works[0], [_missing_parts(work) for work in works]
-    returned = iter(
-        run_parts(first.title, [part for alike in parts for part in alike], gpu_bytes=first.gpu_bytes)
-        if first.title
-        else ()
-    )
-    return [work.finish([next(returned) for _ in alike]) for work, alike in zip(works, parts, strict=True)]
+    first = works[0]
+    if not first.title:
+        return [work.finish([]) for work in works]
+    parts = [_missing_parts(work) for work in works]
+    returned = iter(run_parts(first.title, list(chain.from_iterable(parts)), gpu_bytes=first.gpu_bytes))
+    return [work.finish(list(islice(returned, len(alike)))) for work, alike in zip(works, parts, strict=True)]
 
 
 def find_all(kinds: Iterable[type[Work]], plan: Plan) -> bool:
