@@ -52,7 +52,7 @@ def analyse_shard(
             "first": first,
             "stop": stop,
         },
-        choices=chosen(prompts, config),
+        choices=chosen(config, prompts.benchmarks),
         seed=seed,
     )
 

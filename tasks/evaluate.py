@@ -72,7 +72,7 @@ def evaluate_shard(
             "first": first,
             "stop": stop,
         },
-        choices=chosen(prompts, config),
+        choices=chosen(config, prompts.benchmarks),
         seed=seed,
     )
 
@@ -117,9 +117,9 @@ def evaluate_shard(
     return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
 
 
-def chosen(prompts: PromptsRef, config: EvaluateConfig) -> tuple[Choice, ...]:
+def chosen(config: EvaluateConfig, benchmarks: Sequence[str]) -> tuple[Choice, ...]:
     """The methods that are evaluated, and the benchmarks that say what is measured."""
-    return (*METHODS.choices(config.contenders), *BENCHMARKS.choices(prompts.benchmarks))
+    return (*METHODS.choices(config.contenders), *BENCHMARKS.choices(benchmarks))
 
 
 def judged_inputs(model: ModelRef, prompts: PromptsRef, trained: Sequence[TrainedRef]) -> dict[str, str]:

@@ -67,19 +67,25 @@ def prompts_stage(
 
 @stage_task("write-prompts")
 def write_prompts(
-    home: Home, model: ModelRef, config: PromptConfig, *, split: str, num_samples_per_task: int, seed: int
+    home: Home,
+    model: ModelRef,
+    config: PromptConfig,
+    *,
+    texts: Mapping[str, str],
+    formats: Mapping[str, Any],
+    split: str,
+    num_samples_per_task: int,
+    seed: int,
 ) -> tuple[PromptsRef, StageOutcome]:
-    """Generate the prompts of a split; their lengths are counted in the model's tokens.
+    """Generate the prompts of a split; their lengths are counted in the model's tokens. Arguments as `prompts_stage`.
 
     Raises:
         InputError: If a task does not fit in the length, or a file that it needs is missing, broken or too small.
     """
-    tokenizer = load_model(model).tokenizer
-    formats = rendered_formats(tokenizer)
     stage = prompts_stage(
         model,
         config,
-        texts=config.find_files().digests(),
+        texts=texts,
         formats=formats,
         split=split,
         num_samples_per_task=num_samples_per_task,
@@ -92,7 +98,7 @@ def write_prompts(
             split=split,
             num_samples_per_task=num_samples_per_task,
             seed=seed,
-            tokenizer=tokenizer,
+            tokenizer=load_model(model).tokenizer,
         )
         samples = made.samples
         if made.reported:
@@ -103,8 +109,10 @@ def write_prompts(
             if form["note"]:
                 kind = "in the chat format" if form["is_chat"] else "in the plain format, without chat turns"
                 LOGGER.warning("%s prompts are %s: %s", split, kind, form["note"])
-        # The tokens of prompts follow from their texts and the format: another format makes another set.
-        digest = digest_json({"samples": [sample.digest() for sample in samples], "formats": formats})
+        # The tokens of prompts follow from their texts and the format: another format makes another set. The benchmarks
+        # are in it so that no set of an earlier release, which did not record them, is taken for this one.
+        content = {"samples": [sample.digest() for sample in samples], "formats": formats}
+        digest = digest_json({**content, "benchmarks": config.benchmarks})
         path = home.prompts / f"{digest[:16]}.parquet"
         write_rows(path, [dataclasses.asdict(sample) for sample in samples])
         metadata = {"split": split, "num_samples": len(samples), "reported": dict(made.reported), "formats": used}
@@ -183,12 +191,13 @@ class PromptsWork(Work):
         now, before = config.find_files().digests(), parameters["texts"]
         if changed := sorted(path for path in {*now, *before} if now.get(path) != before.get(path)):
             raise InputError(f"text {changed[0]} is not what {record.known.run_id} read: put it back as it was")
+        model = record.model()
         return cls(
             home=record.home,
-            model=record.model(),
+            model=model,
             config=config,
             texts=now,
-            formats=parameters["formats"],
+            formats=rendered_formats(load_model(model).tokenizer),
             split=parameters["split"],
             num_samples_per_task=parameters["num_samples_per_task"],
             seed=record.seed,
@@ -200,6 +209,8 @@ class PromptsWork(Work):
             self.home,
             self.model,
             self.config,
+            texts=self.texts,
+            formats=self.formats,
             split=self.split,
             num_samples_per_task=self.num_samples_per_task,
             seed=self.seed,

@@ -10,11 +10,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.comparisons import Comparison, beats_all, compare_methods
 from kvpolicy.curves import budget_curves
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.methods.registry import METHODS
 from kvpolicy.metrics import METRICS
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.registry import Choice
@@ -30,7 +28,7 @@ from tasks.model import model_spec
 from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef, prompts_ref, trained_ref
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.wholeness import check_files, declare_kind
-from tasks.work import Part, Plan, Record, Work
+from tasks.work import Part, Plan, Record, Work, slices
 
 declare_kind("evaluation", check_files())
 declare_kind("curve", check_files())
@@ -46,7 +44,7 @@ def evaluation_stage(
         module=__name__,
         inputs=judged_inputs(model, prompts, trained),
         parameters={"evaluate": judged, "dtype": model.dtype},
-        choices=chosen(prompts, config),
+        choices=chosen(config, prompts.benchmarks),
         seed=seed,
     )
 
@@ -250,7 +248,7 @@ class EvaluationWork(Work):
     def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
         """The methods and benchmarks."""
         prompts, _ = config.prompts_of("test")
-        return (*METHODS.choices(config.evaluate.contenders), *BENCHMARKS.choices(prompts.benchmarks))
+        return chosen(config.evaluate, prompts.benchmarks)
 
     @classmethod
     def count_parts(cls, plan: Plan) -> int:
@@ -290,13 +288,9 @@ class EvaluationWork(Work):
 
 def evaluated_examples(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
     """First and last, exclusive, of the examples of each shard."""
-    return _slices(prompts.num_samples, config.examples_per_shard)
+    return slices(prompts.num_samples, config.examples_per_shard)
 
 
 def _analysed_examples(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
     # Prompts lie task by task in turn, so the first of every task are the first of all.
-    return _slices(prompts.num_samples * config.num_analysed // config.num_samples, config.examples_per_shard)
-
-
-def _slices(count: int, size: int) -> list[tuple[int, int]]:
-    return [(first, min(first + size, count)) for first in range(0, count, size)]
+    return slices(prompts.num_samples * config.num_analysed // config.num_samples, config.examples_per_shard)

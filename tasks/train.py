@@ -31,7 +31,7 @@ from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.traces import shuffled_batches, single_batches, snapshot_rows
 from tasks.trained import save_trained
 from tasks.training_memory import training_bytes
-from tasks.work import Part, Plan, Record, Work
+from tasks.work import Part, Plan, Record, Work, slices
 
 TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
@@ -348,5 +348,4 @@ class TrainingWork(Work):
 
 def _groups(model: ModelRef, config: TrainConfig) -> list[tuple[int, int]]:
     """First head of each group, and the one after its last."""
-    size = config.heads_per_group or model.num_heads
-    return [(first, min(first + size, model.num_heads)) for first in range(0, model.num_heads, size)]
+    return slices(model.num_heads, config.heads_per_group or model.num_heads)

@@ -182,6 +182,11 @@ def stage_name(work: Work) -> StageName:
     return work.name, work.label(stage.parameters, stage.seed)
 
 
+def slices(count: int, size: int) -> list[tuple[int, int]]:
+    """First and last, exclusive, of consecutive slices of so many things, each of at most one size."""
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
 def checked(kinds: Sequence[type[Work]]) -> tuple[type[Work], ...]:
     """Return declarations of stages that are complete, each of a name of its own.
 

@@ -55,7 +55,7 @@ def _reason_of(end: BaseException) -> Exception:
     import httpx
 
     errors, error = [], end.__context__
-    while error is not None:
+    while error is not None and error not in errors:
         errors.append(error)
         error = error.__cause__ or error.__context__
     for kind in (httpx.TransportError, Exception):

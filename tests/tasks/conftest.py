@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig
+from kvpolicy.chat_format import rendered_formats
 from storage.home import Home
+from tasks.loaded_model import load_model
 from tasks.model import register_model
 from tasks.prompts import write_prompts
 from tasks.references import ModelRef, PromptsRef
@@ -35,7 +37,14 @@ def prompts(home: Home, model: ModelRef) -> Callable[..., PromptsRef]:
 
     def write(split: str, num_samples_per_task: int = 1, *, seed: int = 0) -> PromptsRef:
         return write_prompts.fn(
-            home, model, PROMPTS, split=split, num_samples_per_task=num_samples_per_task, seed=seed
+            home,
+            model,
+            PROMPTS,
+            texts={},
+            formats=rendered_formats(load_model(model).tokenizer),
+            split=split,
+            num_samples_per_task=num_samples_per_task,
+            seed=seed,
         )[0]
 
     return write

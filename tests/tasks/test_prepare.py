@@ -77,12 +77,17 @@ def _with_template(folder, template, tmp_path):
     return copied
 
 
+def _asked(model):
+    formats = rendered_formats(load_model(model).tokenizer)
+    return {"texts": {}, "formats": formats, "split": "test", "num_samples_per_task": 1, "seed": 0}
+
+
 def test_what_the_template_rendered_is_under_the_key_and_the_same_on_every_day(model_folder, tmp_path, caplog):
     home = Home.open(tmp_path / "home")
     template = f"{{{{ strftime_now('%d %B %Y') }}}} {CHAT_TEMPLATE}"
     dated = register_model.fn(home, str(_with_template(model_folder, template, tmp_path)), "float32")
     with caplog.at_level("INFO", logger="kvpolicy"):
-        part, _ = write_prompts.fn(home, dated, PROMPTS, split="test", num_samples_per_task=1, seed=0)
+        part, _ = write_prompts.fn(home, dated, PROMPTS, **_asked(dated))
     assert "format" not in caplog.text
     (row,) = Catalog(home).rows("runs", "stage = 'prompts'")
     head = json.loads(row["parameters_json"])["formats"]["prompt"]["head"]
@@ -111,7 +116,7 @@ def test_prompts_without_a_chat_format_say_so(model_folder, tmp_path, caplog):
     template = "{{ raise_exception('only with tools') }}"
     plain = register_model.fn(home, str(_with_template(model_folder, template, tmp_path)), "float32")
     with caplog.at_level("INFO", logger="kvpolicy"):
-        part, _ = write_prompts.fn(home, plain, PROMPTS, split="test", num_samples_per_task=1, seed=0)
+        part, _ = write_prompts.fn(home, plain, PROMPTS, **_asked(plain))
     note = "the model's chat template fails (only with tools)"
     assert f"test prompts are in the plain format, without chat turns: {note}" in caplog.text
     assert Catalog(home).artifact(part.artifact_id).metadata["formats"] == {"prompt": {"is_chat": False, "note": note}}
