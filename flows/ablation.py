@@ -1,16 +1,13 @@
 """Training objectives against each other on the same traces: policy gradient and supervision, several seeds each."""
 
 import dataclasses
+from typing import Any
 
-from prefect import flow
-
-from flows.options import Choices, Preset, Runner
-from flows.pipeline import HERE, NO_CHOICES, find_before
+from flows.pipeline import find_before, pipeline_flow
 from flows.plan import planned, serving
 from flows.request import Request
 from flows.stages import run_works
 from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
-from kvpolicy.models.reference import EMBEDDED
 from storage.catalog import Catalog
 from storage.home import Home
 from storage.tables import quote
@@ -19,34 +16,26 @@ from tasks.stage import StageOutcome
 from tasks.train import TrainingWork
 
 
-@flow(name="ablate")
-def ablate(
-    preset: Preset = "demo",
-    model: str = EMBEDDED,
-    home: str | None = None,
-    seed: int = 0,
-    choices: Choices = NO_CHOICES,
-    *,
-    runner: Runner = HERE,
-) -> list[ObjectiveRow]:
+@pipeline_flow
+def ablate(**options: Any) -> list[ObjectiveRow]:
     """Train with every objective and seed on the collected traces; the lowest held-out cost first.
 
     Everything but the objective is as the preset says, also the learning rate, which others may want lower. Each
     training is a stage as any other: its policy set is kept, can be judged (`kvp evaluate --objective`), and is found
     again. It serves the request that would train it alone, so that it can be repeated from its record.
     """
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
+    with planned(**options) as plan:
         find_before("train", plan)
-        config = plan.config.ablate
+        config, choices = plan.config.ablate, options["choices"]
         outcomes: list[ObjectiveOutcome] = []
         for name in config.compared:
             settings = [f"train.objective={name}", f"evaluate.num_policy_seeds={config.num_seeds}"]
             alone = dataclasses.replace(choices, settings=[*(choices.settings or []), *settings])
-            request = Request.make(preset=preset, model=model, seed=seed, choices=alone)
+            request = Request.make(preset=options["preset"], model=options["model"], seed=plan.seed, choices=alone)
             with serving(plan.home, request):
                 works = list(TrainingWork.planned(dataclasses.replace(plan, config=request.config)))
                 outcomes += [_outcome(plan.home, name, trained, stage) for trained, stage in run_works(works)]
-        return list(compare_objectives(outcomes, reference=config.compared[0], seed=seed))
+        return list(compare_objectives(outcomes, reference=config.compared[0], seed=plan.seed))
 
 
 def _outcome(home: Home, objective: str, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:

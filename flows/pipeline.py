@@ -5,11 +5,13 @@ stage hands what it has made to the next. References travel, tensors do not.
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 
 from flows.figures import draw_figures
-from flows.options import Choices, Preset, Runner
+from flows.options import Choices, Runner
 from flows.plan import planned
 from flows.promotion import decide_after_evaluation
 from flows.run_artifact import leave_artifact, leaving_failure
@@ -18,6 +20,7 @@ from flows.stages import FLOWS, expected_parts, find_all, run_all
 from flows.summary import StageReport, summarise
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
+from kvpolicy.pipeline import Preset
 from tasks.references import EvaluationRef
 from tasks.work import Plan
 
@@ -25,68 +28,54 @@ NO_CHOICES = Choices()
 HERE = Runner()
 
 
-@flow(name="collect")
-def collect(
-    preset: Preset = "demo",
-    model: str = EMBEDDED,
-    home: str | None = None,
-    seed: int = 0,
-    choices: Choices = NO_CHOICES,
-    *,
-    runner: Runner = HERE,
-) -> StageReport:
+def pipeline_flow(body: Callable[..., Any]) -> Flow:
+    """Make a flow that takes what every pipeline takes; its body is given these parameters by name."""
+
+    def run(
+        preset: Preset = "demo",
+        model: str = EMBEDDED,
+        home: str | None = None,
+        seed: int = 0,
+        choices: Choices = NO_CHOICES,
+        *,
+        runner: Runner = HERE,
+    ) -> Any:
+        return body(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner)
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(run, name, getattr(body, name))
+    return flow(name=body.__name__)(run)
+
+
+@pipeline_flow
+def collect(**options: Any) -> StageReport:
     """Run a model over generated prompts; keys, values and importance go into the trace store."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
+    with planned(**options) as plan:
         return run_alone("collect", plan)
 
 
-@flow(name="train")
-def train(
-    preset: Preset = "demo",
-    model: str = EMBEDDED,
-    home: str | None = None,
-    seed: int = 0,
-    choices: Choices = NO_CHOICES,
-    *,
-    runner: Runner = HERE,
-) -> StageReport:
+@pipeline_flow
+def train(**options: Any) -> StageReport:
     """Train one policy per KV head on the collected traces, with as many seeds as are judged; reports the first."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
+    with planned(**options) as plan:
         return run_alone("train", plan)
 
 
-@flow(name="evaluate")
-def evaluate(
-    preset: Preset = "demo",
-    model: str = EMBEDDED,
-    home: str | None = None,
-    seed: int = 0,
-    choices: Choices = NO_CHOICES,
-    *,
-    runner: Runner = HERE,
-) -> StageReport:
+@pipeline_flow
+def evaluate(**options: Any) -> StageReport:
     """Evaluate the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
-    with planned(preset=preset, model=model, home=home, seed=seed, choices=choices, runner=runner) as plan:
+    with planned(**options) as plan:
         return run_alone("evaluate", plan)
 
 
-@flow(name="retrain")
-def retrain(
-    preset: Preset = "demo",
-    model: str = EMBEDDED,
-    home: str | None = None,
-    seed: int = 0,
-    choices: Choices = NO_CHOICES,
-    *,
-    runner: Runner = HERE,
-) -> dict[str, StageReport]:
+@pipeline_flow
+def retrain(**options: Any) -> dict[str, StageReport]:
     """Collect, train and evaluate, one after the other, and decide whether the new policy set becomes champion.
 
     What is there already is not done again.
     """
     started = time.monotonic()
-    options = {"preset": preset, "model": model, "home": home, "seed": seed, "choices": choices, "runner": runner}
-    with leaving_failure(preset=preset, model=model, home=home, seed=seed), planned(**options) as plan:
+    with leaving_failure(**options), planned(**options) as plan:
         prepared = StageReport(
             artifact_id=plan.model.artifact_id, run_id="", seconds=time.monotonic() - started, skipped=False
         )

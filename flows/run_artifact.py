@@ -30,11 +30,11 @@ def leave_artifact(home: Home, summary: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def leaving_failure(*, model: str, preset: str, home: str | None, seed: int) -> Iterator[None]:
+def leaving_failure(*, model: str, preset: str, home: str | None, seed: int, **_: Any) -> Iterator[None]:
     """If the block fails, leave a page that says where and why: the stage and its run with what was wrong.
 
     Args:
-        model: The model, as it was asked for; like all of these for the page.
+        model: The model, as it was asked for; like all of these for the page, which shows no other options.
         preset: The preset.
         home: The home.
         seed: The seed.

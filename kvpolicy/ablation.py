@@ -8,43 +8,33 @@ nothing of other models or prompts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from kvpolicy.errors import InputError
 from kvpolicy.objectives.registry import OBJECTIVES
+from kvpolicy.settings import Positive, Settings, Several
 from kvpolicy.statistics import Interval, average_units, resample_means
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblateConfig:
-    """What an ablation of training objectives compares.
+class AblateConfig(Settings):
+    """Which training objectives `kvp ablate` compares."""
 
-    Attributes:
-        objectives: Names of objectives; `reference` always takes part.
-        reference: What the others are compared with.
-        num_seeds: Trainings of each.
-    """
+    place = "ablate"
 
-    objectives: tuple[str, ...] = OBJECTIVES.own_names
-    reference: str = "exact"
-    num_seeds: int = 3
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming the field, what was got and what was expected.
-        """
-        check_objectives(self.objectives)
-        check_objectives([self.reference])
-        if self.num_seeds < 1:
-            raise InputError(f"ablate: num_seeds is {self.num_seeds}, expected at least 1")
+    objectives: Several[Annotated[str, OBJECTIVES.__getitem__]] = OBJECTIVES.own_names
+    """Names of objectives; `reference` always takes part."""
+    reference: Annotated[str, OBJECTIVES.__getitem__] = "exact"
+    """What the others are compared with."""
+    num_seeds: Positive = 3
+    """Trainings of each."""
 
     @property
     def compared(self) -> tuple[str, ...]:
         """All objectives that take part, the reference first."""
-        return check_objectives(list(dict.fromkeys([self.reference, *self.objectives])))
+        return tuple(dict.fromkeys([self.reference, *self.objectives]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +73,6 @@ class ObjectiveRow:
     heads_better: float
     num_seeds: int
     train_s: float
-
-
-def check_objectives(names: Sequence[str]) -> tuple[str, ...]:
-    """The objectives of these names, in their order.
-
-    Raises:
-        InputError: If there are none, one is unknown or named twice.
-    """
-    if not names:
-        raise InputError(f"objectives: none are named, expected some of {', '.join(OBJECTIVES.names)}")
-    unknown = [name for name in names if name not in OBJECTIVES.names]
-    if unknown:
-        raise InputError(f"objectives: {', '.join(unknown)} unknown, expected some of {', '.join(OBJECTIVES.names)}")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
-        raise InputError(f"objectives: {twice} is named twice, expected each once")
-    return tuple(names)
 
 
 def compare_objectives(

@@ -13,45 +13,28 @@ from kvpolicy.errors import InputError
 from kvpolicy.finite import not_finite_error
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import check_setting, cut_sample
-
-STORED_DTYPES = ("model", "float8_e4m3fn")
-COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
+from kvpolicy.protocol import Setting, cut_sample
+from kvpolicy.settings import Positive, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig:
-    """What is collected.
+class CollectConfig(Settings):
+    """Which traces are collected."""
 
-    Attributes:
-        setting: Decides which tokens are ranked and which are their future.
-        num_train_samples: Samples of each task to train on.
-        num_heldout_samples: Samples of each task, of the validation split, to measure training on.
-        samples_per_fragment: Samples that are written and committed at once.
-        stored_dtype: In which keys and values are kept: as the model made them, or as 8-bit floats, half the size.
-        compression: Of what is stored, without loss: `none`, `zstd` or `shuffled_zstd`.
-    """
+    place = "collect"
 
-    setting: str = "query_agnostic"
-    num_train_samples: int = 12
-    num_heldout_samples: int = 3
-    samples_per_fragment: int = 12
+    setting: Setting = "query_agnostic"
+    """Decides which tokens are ranked and which are their future."""
+    num_train_samples: Positive = 12
+    """Samples of each task to train on."""
+    num_heldout_samples: Positive = 3
+    """Samples of each task, of the validation split, to measure training on."""
+    samples_per_fragment: Positive = 12
+    """Samples that are written and committed at once."""
     stored_dtype: Literal["model", "float8_e4m3fn"] = "model"
+    """Type of stored keys and values: the `model`'s own, or 8-bit floats (`float8_e4m3fn`), half the size."""
     compression: Literal["none", "zstd", "shuffled_zstd"] = "none"
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming the field, what was got and what was expected.
-        """
-        check_setting(self.setting)
-        for name in ("num_train_samples", "num_heldout_samples", "samples_per_fragment"):
-            if getattr(self, name) < 1:
-                raise InputError(f"collect: {name} is {getattr(self, name)}, expected at least 1")
-        for name, known in (("stored_dtype", STORED_DTYPES), ("compression", COMPRESSIONS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"collect: {name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+    """Lossless compression of stored traces: `none`, `zstd` or `shuffled_zstd`."""
 
 
 @dataclass(frozen=True, kw_only=True)

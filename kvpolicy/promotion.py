@@ -23,6 +23,7 @@ from jaxtyping import Float
 from kvpolicy.comparisons import BETTER, UNDECIDED, WORSE, verdict_on
 from kvpolicy.curves import ExampleScore
 from kvpolicy.errors import InputError
+from kvpolicy.settings import NotNegative, Settings
 from kvpolicy.statistics import Interval, resample_means
 
 METRIC = "kl"
@@ -31,23 +32,13 @@ _LOWER_IS_BETTER = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromoteConfig:
-    """When a challenger is promoted.
+class PromoteConfig(Settings):
+    """When a new policy set becomes the champion."""
 
-    Attributes:
-        margin: How much worse it may be at a single budget, as a share of the champion's KL there.
-    """
+    place = "promote"
 
-    margin: float = 0.05
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming the field, what was got and what was expected.
-        """
-        if not (math.isfinite(self.margin) and self.margin >= 0):
-            raise InputError(f"promote: margin is {self.margin}, expected a share of at least 0, such as 0.05")
+    margin: NotNegative = 0.05
+    """How much worse it may be at a single budget, as a share of the champion's KL there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,14 @@ dialogue has no question, so that both divide it alike.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from kvpolicy.errors import InputError
 from kvpolicy.prompts import EncodedSample
+from kvpolicy.settings import one_of
 
 SETTINGS = ("query_agnostic", "query_aware")
+Setting = Annotated[str, one_of(SETTINGS)]
 
 
 @dataclass(frozen=True, kw_only=True)

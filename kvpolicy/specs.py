@@ -1,36 +1,30 @@
 """The shape of a language model as the rest of the library sees it, and the names of its KV heads."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvpolicy.errors import InputError
+from kvpolicy.settings import Positive, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Settings):
     """Counts that every tensor layout follows.
 
     KV heads are numbered layer-major over the whole model: head = layer * num_kv_heads + kv_head.
     """
 
-    num_layers: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
+    place = "model shape"
 
-    def __post_init__(self) -> None:
-        """Check that query heads divide evenly over KV heads.
+    num_layers: Positive
+    num_query_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    max_positions: Positive
 
-        Raises:
-            InputError: If they do not, or if a count is not positive.
-        """
-        for name in ("num_layers", "num_query_heads", "num_kv_heads", "head_dim", "max_positions"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model shape: {name} is {getattr(self, name)}, expected at least 1")
+    def conflicts(self) -> Iterator[str]:
+        """Say whether query heads do not divide evenly over KV heads."""
         if self.num_query_heads % self.num_kv_heads:
-            raise InputError(
-                f"model shape: {self.num_query_heads} query heads do not divide over {self.num_kv_heads} KV heads"
-            )
+            yield f"{self.num_query_heads} query heads do not divide over {self.num_kv_heads} KV heads"
 
     @property
     def num_heads(self) -> int:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,77 +25,45 @@ from kvpolicy.objectives.cost import mask_scores, normalised_cost
 from kvpolicy.objectives.registry import MIN_RANKINGS, OBJECTIVES, Objective, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
+from kvpolicy.settings import Count, Expect, MoreThanZero, NotNegative, Positive, Settings, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How agents are trained. The defaults are not the paper's: those are the `paper` preset.
+class TrainConfig(Settings):
+    """How agents are trained. The defaults are not the paper's: those are the `paper` preset."""
 
-    Attributes:
-        agent: Shape of an agent.
-        objective: `exact`, the policy gradient in closed form, `rloo`, the paper's sampled one, or the name of a
-            supervised surrogate (kvpolicy.objectives.registry).
-        num_rankings: Rankings drawn for each sequence by `rloo`.
-        num_steps: Optimiser steps.
-        batch_sequences: Sequences in a step.
-        learning_rate: Reached after the warm-up.
-        final_learning_rate: Reached by cosine at the last step.
-        num_warmup_steps: Steps of linear warm-up, from a hundredth of the learning rate.
-        weight_decay: AdamW's.
-        max_gradient_norm: Of each head.
-        ema_decay: Of the averaged weights that are kept; 0 keeps the last ones.
-        ema_warmup: Let that decay rise with the steps, so that the average does not remember the first weights.
-        heldout_every_steps: Steps between measurements on held-out traces, besides the one at the end.
-        heads_per_group: Heads that one task trains at once; None trains all of them together.
-    """
+    place = "train"
 
     agent: AgentConfig = field(default_factory=AgentConfig)
-    objective: str = "exact"
-    num_rankings: int = 8
-    num_steps: int = 100
-    batch_sequences: int = 2
-    learning_rate: float = 1e-3
-    final_learning_rate: float = 1e-5
-    num_warmup_steps: int = 10
-    weight_decay: float = 1e-3
-    max_gradient_norm: float = 5.0
-    ema_decay: float = 0.9
+    """Agents to train: `default`, `small` or `paper`."""
+    objective: Annotated[str, OBJECTIVES.__getitem__] = "exact"
+    """Training objective: `exact`, the policy gradient in closed form, `rloo`, the paper's sampled one, or a supervised
+    surrogate such as `listwise`.
+    """
+    num_rankings: Annotated[int, at_least(MIN_RANKINGS)] = 8
+    """Rankings drawn for each sequence by `rloo`."""
+    num_steps: Positive = 100
+    """Optimiser steps."""
+    batch_sequences: Positive = 2
+    """Sequences in a step."""
+    learning_rate: MoreThanZero = 1e-3
+    """Learning rate after the warm-up."""
+    final_learning_rate: NotNegative = 1e-5
+    """Learning rate at the last step, reached by cosine."""
+    num_warmup_steps: Count = 10
+    """Steps of linear warm-up, from a hundredth of the learning rate."""
+    weight_decay: NotNegative = 1e-3
+    """Weight decay of AdamW."""
+    max_gradient_norm: MoreThanZero = 5.0
+    """Norm to which the gradient of each head is clipped."""
+    ema_decay: Annotated[float, Expect(lambda decay: 0 <= decay < 1, "at least 0 and less than 1")] = 0.9
+    """Decay of the averaged weights that are kept; 0 keeps the last ones."""
     ema_warmup: bool = True
-    heldout_every_steps: int = 50
-    heads_per_group: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming each wrong field, what was got and what was expected.
-        """
-        problems = [
-            f"{name} is {getattr(self, name)}, expected at least {least}"
-            for name, least in {
-                "num_steps": 1,
-                "batch_sequences": 1,
-                "num_rankings": MIN_RANKINGS,
-                "num_warmup_steps": 0,
-                "heldout_every_steps": 1,
-                "weight_decay": 0.0,
-                "final_learning_rate": 0.0,
-            }.items()
-            if getattr(self, name) < least
-        ]
-        problems += [
-            f"{name} is {getattr(self, name)}, expected more than 0"
-            for name in ("learning_rate", "max_gradient_norm")
-            if getattr(self, name) <= 0
-        ]
-        if self.heads_per_group is not None and self.heads_per_group < 1:
-            problems.append(f"heads_per_group is {self.heads_per_group}, expected at least 1")
-        if self.objective not in OBJECTIVES.names:
-            problems.append(f"objective is {self.objective!r}, expected one of {', '.join(OBJECTIVES.names)}")
-        if not 0 <= self.ema_decay < 1:
-            problems.append(f"ema_decay is {self.ema_decay}, expected at least 0 and less than 1")
-        if problems:
-            raise InputError("train: " + "; ".join(problems))
+    """Let that decay rise with the steps, so that the average does not remember the first weights."""
+    heldout_every_steps: Positive = 50
+    """Steps between measurements on held-out traces, besides the one at the end."""
+    heads_per_group: Positive | None = None
+    """Heads that one task trains at once; None trains all of them together."""
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 1: linear warm-up, then cosine."""

@@ -1,7 +1,6 @@
 """Writes the pages of this folder from the code: commands, tables of the catalog, configuration (`make docs`)."""
 
 import dataclasses
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 
 from flows.cli import app
 from kvpolicy.pipeline import PipelineConfig, load_preset, preset_names
+from kvpolicy.settings import meanings
 from storage.schemas import TABLES
 from storage.views import VIEWS
 
@@ -45,7 +45,7 @@ def _flat(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             yield from _flat(command, f"{before}{name} ")
         else:
-            yield f"{before}{name}", command
+            yield f"{before}{name}", command.make_context(name, [], resilient_parsing=True).command
 
 
 def _usage(argument: Any) -> str:
@@ -87,9 +87,8 @@ def _configuration() -> Iterator[str]:
     yield "A run's configuration is a preset (`--preset`) with choices on top: `--set SECTION.FIELD=VALUE`, and options"
     yield "of their own for what is chosen often. A field that a preset does not name has the default."
     sections = [entry for entry in dataclasses.fields(PipelineConfig) if dataclasses.is_dataclass(entry.type)]
-    about = _attributes(PipelineConfig)
     for section in sections:
-        yield from ("", f"## {section.name}", "", about[section.name], "")
+        yield from ("", f"## {section.name}", "", _one_line(section.type.__doc__), "")
         yield from _table(
             ["field", "meaning", *presets],
             list(_fields(section.type, [getattr(preset, section.name) for preset in presets.values()])),
@@ -97,26 +96,18 @@ def _configuration() -> Iterator[str]:
 
 
 def _fields(kind: Any, values: list[Any], before: str = "") -> Iterator[list[str]]:
-    about = _attributes(kind)
     for entry in dataclasses.fields(kind):
-        own = [getattr(value, entry.name) for value in values]
-        if dataclasses.is_dataclass(own[0]):
-            yield from _fields(type(own[0]), own, f"{before}{entry.name}.")
+        of_presets = [getattr(value, entry.name) for value in values]
+        if dataclasses.is_dataclass(of_presets[0]):
+            yield from _fields(type(of_presets[0]), of_presets, f"{before}{entry.name}.")
         else:
-            yield [f"`{before}{entry.name}`", about[entry.name], *(_value(value) for value in own)]
+            yield [f"`{before}{entry.name}`", meanings(kind)[entry.name], *(_value(value) for value in of_presets)]
 
 
 def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "none"
     return "" if value is None else str(value)
-
-
-def _attributes(kind: type) -> dict[str, str]:
-    """Meaning of each field, of a docstring in Google's form."""
-    text = (kind.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.findall(r"^        (\w+): ((?:.|\n(?:            |\n))+)", text, flags=re.MULTILINE)
-    return {name: _one_line(meaning) for name, meaning in found}
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:

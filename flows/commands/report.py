@@ -94,7 +94,7 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
         catalog: The catalog.
         rows: The evaluation with its trainings; of each objective those count that have the seeds of all.
     """
-    from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives
+    from kvpolicy.ablation import ObjectiveOutcome, compare_objectives
     from tasks.stored_scores import stored_bootstrap
 
     if not rows.trainings:
@@ -103,7 +103,7 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
     for training in [*rows.trainings, *rows.other_trainings]:
         if _besides_objective(training) == _besides_objective(rows.trainings[0]):
             outcome = ObjectiveOutcome(
-                objective=check_objectives([training.objective])[0],
+                objective=training.objective,
                 seed=training.run["seed"],
                 heldout_cost=training.costs,
                 train_s=training.seconds,

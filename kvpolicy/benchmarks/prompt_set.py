@@ -1,10 +1,10 @@
 """A set of prompts: which samples of which tasks, generated or read for one tokenizer."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 from kvpolicy.benchmarks.registry import task_info, write_samples
 from kvpolicy.benchmarks.request import SampleRequest
@@ -13,42 +13,31 @@ from kvpolicy.benchmarks.sources import DataFiles, find_files, missing_source, p
 from kvpolicy.benchmarks.splits import check_split
 from kvpolicy.errors import InputError
 from kvpolicy.sample import Sample
+from kvpolicy.settings import Positive, Settings, Several
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptConfig:
-    """What prompts are about, the same for training and for judging.
+class PromptConfig(Settings):
+    """What prompts are about, the same for training and for evaluation."""
 
-    Attributes:
-        tasks: Tasks of any benchmarks.
-        length_tokens: Prompt and answer together have at most so many tokens.
-        data: Outside files for the tasks that need them, as `source=path` entries; a source may have several.
-        language: Code of the one language of dialogues, such as `en`; empty for all, each dialogue in one of them.
-    """
+    place = "prompts"
 
-    tasks: tuple[str, ...] = tuple(DEFAULT_TASKS)
-    length_tokens: int = 1152
-    data: tuple[str, ...] = ()
+    tasks: Several[Annotated[str, task_info]] = tuple(DEFAULT_TASKS)
+    """Tasks of any benchmarks, to train on and to evaluate on."""
+    length_tokens: Positive = 1152
+    """Prompt and answer together have at most so many tokens."""
+    data: tuple[Annotated[str, parse_entry], ...] = ()
+    """Files for the tasks that need them, as `source=path` entries; a path is local or `hub:owner/name@rev/file`."""
     language: str = ""
+    """Code of the one language of dialogues, such as `en`; empty for all, each dialogue in one of them."""
 
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming each wrong field, what was got and what was expected.
-        """
-        if not self.tasks:
-            raise InputError("prompts: tasks is empty, expected at least one")
-        if len(set(self.tasks)) < len(self.tasks):
-            twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
-            raise InputError(f"prompts: tasks has {twice} twice, expected each once")
+    def conflicts(self) -> Iterator[str]:
+        """Say which tasks lack their files."""
         given = {parse_entry(entry)[0] for entry in self.data}
         for task in self.tasks:
             source = task_info(task).source
             if source is not None and source not in given:
-                raise missing_source(task, source)
-        if self.length_tokens < 1:
-            raise InputError(f"prompts: length_tokens is {self.length_tokens}, expected at least 1")
+                yield f"tasks: {missing_source(task, source)}"
 
     @property
     def benchmarks(self) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.methods.allocation import UNEVEN_HEADS, adaptive_budgets
-from kvpolicy.methods.base import CacheState, require_share
+from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.ranking import budget_from_ratio
+from kvpolicy.settings import Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +33,7 @@ class AdaKV(SnapKV):
     reference: ClassVar[str] = "arXiv 2407.11550"
     recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
 
-    safeguard: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count, the kernel is even or the safeguard is not a share.
-        """
-        super().__post_init__()
-        require_share(self.name, safeguard=self.safeguard)
+    safeguard: Share = 0.2
 
     def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
         """Share each layer's budget among its heads."""

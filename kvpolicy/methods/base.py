@@ -21,6 +21,7 @@ from kvpolicy.attention.probe import ProbeStates
 from kvpolicy.errors import InputError
 from kvpolicy.models.rotary import Rotary
 from kvpolicy.ranking import check_allocation, check_budget, kept_positions
+from kvpolicy.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,8 +139,8 @@ class CacheState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
-    """Something that scores cached tokens; its fields are its parameters.
+class Method(Settings, ABC):
+    """Something that scores cached tokens; its fields are its parameters, checked as their annotations say.
 
     Attributes:
         name: In data and on the command line.
@@ -152,6 +153,8 @@ class Method(ABC):
         needs_rotary: True for methods that turn queries back from their positions.
         trained: What artifact a method is made from: `policy_set`, `soft_tokens`, or none.
     """
+
+    place = "method"
 
     name: ClassVar[str]
     description: ClassVar[str]
@@ -225,34 +228,3 @@ def kept_by_method(
     allocation = method.allocate(state, scores, budget)
     check_allocation(allocation, budget, num_heads=state.num_heads, num_tokens=state.num_tokens)
     return kept_positions(scores, allocation)
-
-
-def require_counts(method: str, minimum: int, **counts: int) -> None:
-    """Check parameters that count something.
-
-    Args:
-        method: Whose parameters they are.
-        minimum: Smallest value that makes sense.
-        **counts: The parameters by name.
-
-    Raises:
-        InputError: If one is not an integer or is too small.
-    """
-    for name, count in counts.items():
-        if type(count) is not int or count < minimum:  # a bool is an int to isinstance
-            raise InputError(f"method {method}: {name} is {count!r}, expected an integer of at least {minimum}")
-
-
-def require_share(method: str, **shares: float) -> None:
-    """Check parameters that are a share of something.
-
-    Args:
-        method: Whose parameters they are.
-        **shares: The parameters by name.
-
-    Raises:
-        InputError: If one is not a number from 0 to 1.
-    """
-    for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InputError(f"method {method}: {name} is {share!r}, expected a number from 0 to 1")

@@ -1,6 +1,5 @@
 """Expected Attention: what queries like those seen so far will attend to from positions to come."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,9 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method, require_counts
+from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.models.rotary import Rotary, turn, turn_back
 from kvpolicy.ranking import NUM_SINK_TOKENS
+from kvpolicy.settings import Count, NotNegative, Positive
 
 # Queries of some heads in float32; larger blocks leave a processor's cache and take up to ten times as long.
 _MAX_BLOCK_BYTES = 4 * 2**20
@@ -53,20 +53,9 @@ class ExpectedAttention(Method):
     reference: ClassVar[str] = "arXiv 2510.00636"
     needs_rotary: ClassVar[bool] = True
 
-    num_future_positions: int = 512
-    num_sink_tokens: int = NUM_SINK_TOKENS
-    epsilon: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count, or epsilon is negative.
-        """
-        require_counts(self.name, 1, num_future_positions=self.num_future_positions)
-        require_counts(self.name, 0, num_sink_tokens=self.num_sink_tokens)
-        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise InputError(f"method {self.name}: epsilon is {self.epsilon}, expected a number of at least 0")
+    num_future_positions: Positive = 512
+    num_sink_tokens: Count = NUM_SINK_TOKENS
+    epsilon: NotNegative = 0.0
 
     @property
     def num_queries(self) -> None:

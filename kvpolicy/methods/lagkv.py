@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.methods.base import CacheState, Method, require_counts
+from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.ranking import NUM_SINK_TOKENS
+from kvpolicy.settings import Count, Positive
 
 _MIN_SPAN = 1e-12  # a channel that varies less counts as constant
 
@@ -36,17 +37,8 @@ class LagKV(Method):
     description: ClassVar[str] = "Keeps tokens whose keys and values stand out against the partition that follows"
     reference: ClassVar[str] = "arXiv 2504.04704"
 
-    num_sink_tokens: int = NUM_SINK_TOKENS
-    lag_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count.
-        """
-        require_counts(self.name, 0, num_sink_tokens=self.num_sink_tokens)
-        require_counts(self.name, 1, lag_tokens=self.lag_tokens)
+    num_sink_tokens: Count = NUM_SINK_TOKENS
+    lag_tokens: Positive = 128
 
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:
         """Score within partitions; by recency alone where there are fewer than two partitions."""

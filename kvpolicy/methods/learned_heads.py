@@ -6,13 +6,11 @@ from typing import ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.errors import InputError
 from kvpolicy.methods.allocation import NUM_ALWAYS_TOKENS, UNEVEN_HEADS, adaptive_budgets
-from kvpolicy.methods.base import CacheState, require_share
+from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.learned import LearnedPolicy
 from kvpolicy.ranking import budget_from_ratio
-
-POOLS = ("layer", "model")
+from kvpolicy.settings import Share
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,18 +36,8 @@ class LearnedHeads(LearnedPolicy):
     reference: ClassVar[str] = "arXiv 2602.10238"
     recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
 
-    safeguard: float = 0.2
+    safeguard: Share = 0.2
     pool: Literal["layer", "model"] = "layer"
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If the safeguard is not a share, or the pool is unknown.
-        """
-        require_share(self.name, safeguard=self.safeguard)
-        if self.pool not in POOLS:
-            raise InputError(f"method {self.name}: pool is {self.pool!r}, expected one of {', '.join(POOLS)}")
 
     def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
         """Share the budget of each pool among its heads."""

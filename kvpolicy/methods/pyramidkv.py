@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.methods.allocation import UNEVEN_HEADS, pyramid_budgets
-from kvpolicy.methods.base import CacheState, require_counts
+from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.snapkv import SnapKV
+from kvpolicy.settings import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +28,7 @@ class PyramidKV(SnapKV):
     reference: ClassVar[str] = "arXiv 2406.02069"
     recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
 
-    beta: int = 20
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count or the kernel is even.
-        """
-        super().__post_init__()
-        require_counts(self.name, 1, beta=self.beta)
+    beta: Positive = 20
 
     def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
         """Share the budget among layers; neither the cache nor the scores matter for it."""

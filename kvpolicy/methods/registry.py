@@ -3,10 +3,8 @@
 A new method is one file and one line here; the tests then run on it as on all others.
 """
 
-import dataclasses
 from typing import Any
 
-from kvpolicy.errors import InputError
 from kvpolicy.methods.adakv import AdaKV
 from kvpolicy.methods.base import Method
 from kvpolicy.methods.expected_attention import ExpectedAttention
@@ -25,6 +23,7 @@ from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.methods.tova import TOVA
 from kvpolicy.registry import Registry
+from kvpolicy.settings import read_settings
 
 _OWN = (
     LearnedPolicy,
@@ -90,14 +89,4 @@ def make_method(name: str, **parameters: object) -> Method:
     Raises:
         InputError: If the name or a parameter is unknown, a needed parameter is missing or a value is wrong.
     """
-    method = method_type(name)
-    fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(method)}
-    unknown = [parameter for parameter in parameters if parameter not in fields]
-    missing = [field for field, required in fields.items() if required and field not in parameters]
-    if unknown:
-        raise InputError(
-            f"method {name}: unknown parameter {', '.join(unknown)}, expected {', '.join(fields) or 'none'}"
-        )
-    if missing:
-        raise InputError(f"method {name}: parameter {', '.join(missing)} is missing")
-    return method(**parameters)
+    return read_settings(method_type(name), parameters, f"method {name}")

@@ -1,16 +1,16 @@
 """SnapKV: what the end of the prompt looks at."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method, require_counts
+from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.methods.observed_attention import observed_attention
+from kvpolicy.settings import Expect, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +35,8 @@ class SnapKV(Method):
     description: ClassVar[str] = "Keeps what the last 64 queries attend to, smoothed over neighbours"
     reference: ClassVar[str] = "arXiv 2404.14469"
 
-    window_tokens: int = 64
-    kernel: int = 5
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count or the kernel is even.
-        """
-        require_counts(self.name, 1, window_tokens=self.window_tokens, kernel=self.kernel)
-        if self.kernel % 2 == 0:
-            raise InputError(f"method {self.name}: kernel is {self.kernel}, expected an odd number of tokens")
+    window_tokens: Positive = 64
+    kernel: Annotated[Positive, Expect(lambda count: count % 2, "an odd number of tokens")] = 5
 
     @property
     def num_queries(self) -> int:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.methods.base import CacheState, Method, require_counts
+from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.ranking import NUM_SINK_TOKENS
+from kvpolicy.settings import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,7 @@ class StreamingLLM(Method):
     description: ClassVar[str] = "Keeps the first tokens (attention sinks) and the most recent ones"
     reference: ClassVar[str] = "arXiv 2309.17453"
 
-    num_sink_tokens: int = NUM_SINK_TOKENS
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            InputError: If a count is not a count.
-        """
-        require_counts(self.name, 0, num_sink_tokens=self.num_sink_tokens)
+    num_sink_tokens: Count = NUM_SINK_TOKENS
 
     def score(self, state: CacheState) -> Float[Tensor, "head token"]:
         """Score by position, the sinks above the last token."""

@@ -16,13 +16,14 @@ Legend: H heads, N tokens (of all sequences of a batch), d head dimension.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kvpolicy.errors import InputError
+from kvpolicy.settings import Expect, Positive, Settings
 
 PAPER_TABLE_ROWS = 6000
 _MAX_WAVELENGTH_TOKENS = 131072.0
@@ -34,33 +35,21 @@ _ACCELERATOR_BLOCK_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """Shape of one agent.
+class AgentConfig(Settings):
+    """Shape of one agent."""
 
-    Attributes:
-        width: Hidden width of every layer.
-        position: `continuous` features, or the paper's learned `table`.
-        position_dim: Dimension of the position features.
-        standardise: Standardise channels of keys and values by the first training batch.
-    """
+    place = "agent"
 
-    width: int = 64
+    width: Positive = 64
+    """Hidden width of every layer."""
     position: Literal["continuous", "table"] = "continuous"
-    position_dim: int = 32
+    """`continuous` features, or the paper's learned `table`."""
+    position_dim: Annotated[
+        int, Expect(lambda count: count >= 4 and count % 2 == 0, "an even number of at least 4")
+    ] = 32
+    """Dimension of the position features."""
     standardise: bool = True
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming the field, what was got and what was expected.
-        """
-        if self.width < 1:
-            raise InputError(f"agent: width is {self.width}, expected at least 1")
-        if self.position not in ("continuous", "table"):
-            raise InputError(f"agent: position is {self.position!r}, expected 'continuous' or 'table'")
-        if self.position_dim < 4 or self.position_dim % 2:
-            raise InputError(f"agent: position_dim is {self.position_dim}, expected an even number of at least 4")
+    """Standardise channels of keys and values by the first training batch."""
 
     def check_position(self, position: int) -> None:
         """Check that the agent knows a position.
@@ -81,12 +70,13 @@ class AgentConfig:
         Raises:
             InputError: If there is none of that name.
         """
-        if name not in _NAMED:
-            raise InputError(f"agent {name!r} is unknown, expected one of {', '.join(_NAMED)}")
-        return _NAMED[name]
+        if name not in AgentConfig.by_name:
+            raise InputError(f"agent {name!r} is unknown, expected one of {', '.join(AgentConfig.by_name)}")
+        agent: AgentConfig = AgentConfig.by_name[name]
+        return agent
 
 
-_NAMED = {
+AgentConfig.by_name = {
     "default": AgentConfig(),
     "small": AgentConfig(width=16),
     "paper": AgentConfig(width=256, position="table", position_dim=32, standardise=False),

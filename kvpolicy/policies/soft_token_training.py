@@ -16,7 +16,6 @@ learning rate falls to 0 by cosine. It is given in units of the root mean square
 so that one rate suits models of different scales.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,47 +34,27 @@ from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.soft_tokens import SoftTokens
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
-
-RESPONSES = ("greedy", "reference")
+from kvpolicy.settings import MoreThanZero, Positive, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftTokenConfig:
-    """How soft tokens are trained.
+class SoftTokenConfig(Settings):
+    """How the soft tokens of `judgeq` are trained, where it is evaluated."""
 
-    Attributes:
-        num_tokens: Soft tokens; the paper has 32.
-        num_contexts: Contexts to learn from, the first of those that policies are trained on.
-        num_steps: Optimiser steps, of one context each.
-        learning_rate: Adam's at the first step, in units of the root mean square of the vocabulary's embeddings.
-        response: What is to be attended as: the model's own `greedy` answer, as in the paper, or the `reference`.
-        max_response_tokens: Tokens at which a greedy answer is cut, where the task allows more.
-    """
+    place = "soft_tokens"
 
-    num_tokens: int = 32
-    num_contexts: int = 30
-    num_steps: int = 150
-    learning_rate: float = 0.1
+    num_tokens: Positive = 32
+    """Soft tokens; the paper has 32."""
+    num_contexts: Positive = 30
+    """Contexts to learn from, the first of those that policies are trained on."""
+    num_steps: Positive = 150
+    """Optimiser steps, of one context each."""
+    learning_rate: MoreThanZero = 0.1
+    """Adam's at the first step, in units of the root mean square of the vocabulary's embeddings."""
     response: Literal["greedy", "reference"] = "greedy"
-    max_response_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            InputError: Naming each wrong field, what was got and what was expected.
-        """
-        problems = [
-            f"{name} is {getattr(self, name)}, expected at least 1"
-            for name in ("num_tokens", "num_contexts", "num_steps", "max_response_tokens")
-            if getattr(self, name) < 1
-        ]
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            problems.append(f"learning_rate is {self.learning_rate}, expected more than 0")
-        if self.response not in RESPONSES:
-            problems.append(f"response is {self.response!r}, expected one of {', '.join(RESPONSES)}")
-        if problems:
-            raise InputError("soft_tokens: " + "; ".join(problems))
+    """What is to be attended as: the model's own `greedy` answer, as in the paper, or the `reference`."""
+    max_response_tokens: Positive = 64
+    """Tokens at which a greedy answer is cut, where the task allows more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,6 +15,7 @@ from tasks.work import Work, checked
 PAGE = CHECKOUT / "docs" / "how-to" / "new-stage.md"
 BEFORE_CLASS = "@dataclass(frozen=True, kw_only=True)\nclass PipelineConfig"
 LAST_FIELD = "    ablate: AblateConfig = field(default_factory=AblateConfig)\n"
+SETTINGS = "from kvpolicy.settings import "
 FLOW = '    "evaluate": (EvaluationWork,),\n'
 FIRST_IMPORT = "from tasks.prompts import"
 
@@ -31,6 +32,7 @@ def sources(tmp_path):
     settings, field, stage, imported, flow = re.findall(r"```python\n(.+?)```", PAGE.read_text(), flags=re.DOTALL)
     place = copied_sources(tmp_path)
     _replace(place / "kvpolicy" / "pipeline.py", BEFORE_CLASS, f"{settings}\n\n{BEFORE_CLASS}")
+    _replace(place / "kvpolicy" / "pipeline.py", SETTINGS, f"{SETTINGS}Positive, ")
     _replace(place / "kvpolicy" / "pipeline.py", LAST_FIELD, f"{LAST_FIELD}{field}")
     (place / "tasks" / "lengths.py").write_text(stage)
     _replace(place / "flows" / "stages.py", FIRST_IMPORT, f"{imported}{FIRST_IMPORT}")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvpolicy.ablation import ObjectiveOutcome, check_objectives, compare_objectives
+from kvpolicy.ablation import AblateConfig, ObjectiveOutcome, compare_objectives
 from kvpolicy.objectives.registry import OBJECTIVES
 
 
@@ -62,8 +62,13 @@ def test_outcomes_that_do_not_fit_are_refused(fails_in_one_line, outcomes, named
 
 
 def test_objectives_are_checked_by_name(fails_in_one_line):
-    assert check_objectives(["mse", "exact"]) == ("mse", "exact")
-    assert "some of exact" in fails_in_one_line(check_objectives, [])
-    assert "reinforce, ppo unknown" in fails_in_one_line(check_objectives, ["reinforce", "exact", "ppo"])
-    assert "mse is named twice" in fails_in_one_line(check_objectives, ["mse", "exact", "mse"])
-    assert check_objectives(OBJECTIVES.own_names) == OBJECTIVES.own_names
+    def refused(*objectives: str) -> str:
+        return fails_in_one_line(AblateConfig, objectives=objectives)
+
+    assert AblateConfig(objectives=("mse", "exact")).compared == ("exact", "mse")
+    assert "objectives is (), expected at least one" in refused()
+    message = refused("reinforce", "exact", "ppo")
+    assert all(part in message for part in ("'reinforce' is unknown", "'ppo' is unknown", "one of exact"))
+    assert "expected no value twice" in refused("mse", "exact", "mse")
+    assert "'ppo' is unknown" in fails_in_one_line(AblateConfig, reference="ppo")
+    assert AblateConfig().compared == OBJECTIVES.own_names

@@ -179,7 +179,10 @@ def test_changes_leave_the_rest_as_it_is():
     ("changes", "expected"),
     [
         ({"judge": {"budgets": (64,)}}, ("judge", "evaluate")),
-        ({"evaluate": {"budgets": (64,), "pace": 1, "colour": 2}}, ("evaluate", "colour, pace")),
+        (
+            {"evaluate": {"budgets": (64,), "pace": 1, "colour": 2}},
+            ("evaluate.colour is unknown", "evaluate.pace is unknown"),
+        ),
         ({"evaluate": {"budgets": (3,)}}, ("budget 3",)),
         ({"prompts": {"tasks": ("qa_1",)}}, ("qa_1", "squad")),
         ({"train": {"objective": "guess"}}, ("'guess'", "exact, rloo")),

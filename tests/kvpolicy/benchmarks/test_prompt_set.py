@@ -71,7 +71,7 @@ def test_the_defaults_need_nothing_from_outside():
     ("changes", "expected"),
     [
         ({"tasks": ("juggling",)}, ("'juggling'", "niah_single_1", "vt")),
-        ({"tasks": ()}, ("tasks is empty",)),
+        ({"tasks": ()}, ("tasks is (), expected at least one",)),
         ({"tasks": ("vt", "cwe", "vt")}, ("tasks", "vt", "twice")),
         ({"data": ("prose=a.txt",)}, ("'prose'", "essays", "hellaswag")),
         ({"data": ("a.txt",)}, ("'a.txt'", "SOURCE=PATH")),
