@@ -1,4 +1,4 @@
-"""What a person or a schedule may choose on top of a preset."""
+"""Options of a run on top of a preset, the same for commands, deployments and schedules."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -50,22 +50,19 @@ def pipeline_flow(body: Callable[..., Any]) -> Flow:
 @pipeline_flow
 def collect(**options: Any) -> StageReport:
     """Run a model over generated prompts; keys, values and importance go into the trace store."""
-    with planned(**options) as plan:
-        return run_alone("collect", plan)
+    return run_alone("collect", **options)
 
 
 @pipeline_flow
 def train(**options: Any) -> StageReport:
     """Train one policy per KV head on the collected traces, with as many seeds as are judged; reports the first."""
-    with planned(**options) as plan:
-        return run_alone("train", plan)
+    return run_alone("train", **options)
 
 
 @pipeline_flow
 def evaluate(**options: Any) -> StageReport:
     """Evaluate the policies and every heuristic on held-out prompts; curves go into MLflow and the catalog."""
-    with planned(**options) as plan:
-        return run_alone("evaluate", plan)
+    return run_alone("evaluate", **options)
 
 
 @pipeline_flow
@@ -107,14 +104,15 @@ def run_in_plan(name: str, plan: Plan) -> StageReport:
     )
 
 
-def run_alone(name: str, plan: Plan) -> StageReport:
-    """Run the stages of a flow on what earlier runs have made.
+def run_alone(name: str, **options: Any) -> StageReport:
+    """Plan and run the stages of a flow on what earlier runs have made.
 
     Raises:
         InputError: If something that they read has not been made.
     """
-    find_before(name, plan)
-    return run_in_plan(name, plan)
+    with planned(**options) as plan:
+        find_before(name, plan)
+        return run_in_plan(name, plan)
 
 
 def find_before(name: str, plan: Plan) -> None:

@@ -25,11 +25,11 @@ class AblateConfig(Settings):
     place = "ablate"
 
     objectives: Several[Annotated[str, OBJECTIVES.__getitem__]] = OBJECTIVES.own_names
-    """Names of objectives; `reference` always takes part."""
+    """Objectives to compare; `reference` always takes part."""
     reference: Annotated[str, OBJECTIVES.__getitem__] = "exact"
-    """What the others are compared with."""
+    """Objective that the others are compared with."""
     num_seeds: Positive = 3
-    """Trainings of each."""
+    """Trainings of each objective, with a seed each."""
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -28,16 +28,16 @@ Preset = Literal["smoke", "demo", "study", "paper"]
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig(Settings):
-    """Everything that a pipeline run is told, besides the model and the seed."""
+    """The whole configuration of a run, besides the model and the seed."""
 
     place = "configuration"
 
     preset: str
-    """Name of the preset that it began as."""
+    """Name of the preset."""
     version: str
-    """Version of that preset."""
+    """Version of the preset."""
     dtype: Annotated[str, one_of(DTYPES)] = "bfloat16"
-    """In which the model runs."""
+    """Number type in which the model runs."""
     prompts: PromptConfig = field(default_factory=PromptConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -50,22 +50,22 @@ class PipelineConfig(Settings):
         """What the prompts of a split are about, and how many there are of each task.
 
         Raises:
-            InputError: If a task that is judged on is unknown or lacks its data.
+            InputError: If a task to evaluate on is unknown or lacks its data.
         """
         if split == "train":
             return self.prompts, self.collect.num_train_samples
         if split == "validation":
             return self.prompts, self.collect.num_heldout_samples
-        judged = self.evaluate
+        evaluate = self.evaluate
         evaluated = dataclasses.replace(
             self.prompts,
-            tasks=self.prompts.tasks if judged.tasks is None else judged.tasks,
-            length_tokens=self.prompts.length_tokens if judged.length_tokens is None else judged.length_tokens,
+            tasks=self.prompts.tasks if evaluate.tasks is None else evaluate.tasks,
+            length_tokens=self.prompts.length_tokens if evaluate.length_tokens is None else evaluate.length_tokens,
         )
-        return evaluated, judged.num_samples
+        return evaluated, evaluate.num_samples
 
     def conflicts(self) -> Iterator[str]:
-        """Say what is wrong with the tasks that are judged on, which name no files of their own."""
+        """Say which tasks to evaluate on are unknown or lack their data."""
         try:
             self.prompts_of("test")
         except SettingsError as error:

@@ -38,7 +38,7 @@ class PromoteConfig(Settings):
     place = "promote"
 
     margin: NotNegative = 0.05
-    """How much worse it may be at a single budget, as a share of the champion's KL there."""
+    """How much worse the new set may be at a single budget, as a share of the champion's KL there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def read_settings(kind: type[S], document: Any, title: str = "", *, place: str =
     known = {name: one for name, one in field_types(kind).items() if name not in given}
     remedy = "" if place else f", expected {', '.join(known) or 'none'}"
     problems = [f"{inside}{name} is unknown{remedy}" for name in document if name not in known]
-    broken = [f"{inside}{name} is missing" for name in _required(kind) - {*document, *given}]
+    broken = [f"{inside}{name} is missing" for name in _required(kind) if name not in {*document, *given}]
     values = given | {name: _from_plain(value, known[name]) for name, value in document.items() if name in known}
     for name in filter(lambda name: is_settings(known.get(name)), document):
         try:
@@ -183,9 +183,9 @@ def read_settings(kind: type[S], document: Any, title: str = "", *, place: str =
     return made
 
 
-def _required(kind: Any) -> set[str]:
+def _required(kind: Any) -> list[str]:
     missing = dataclasses.MISSING
-    return {one.name for one in dataclasses.fields(kind) if one.default is missing and one.default_factory is missing}
+    return [one.name for one in dataclasses.fields(kind) if one.default is missing and one.default_factory is missing]
 
 
 def _from_plain(value: Any, kind: Any) -> Any:

@@ -27,12 +27,7 @@ def add_pipeline_commands(app: typer.Typer) -> None:
         ("collect", "collect", _report_stage, "Run a model over prompts and store the traces."),
         ("train", "train", _report_stage, "Train one policy per KV head on collected traces."),
         ("evaluate", "evaluate", _report_stage, "Judge trained policies and every heuristic on held-out prompts."),
-        (
-            "ablate",
-            "ablate",
-            _report_ablation,
-            "Train with several objectives and seeds on collected traces, and compare what they reach.",
-        ),
+        ("ablate", "ablate", _report_ablation, "Train with several objectives and seeds, and compare held-out costs."),
     ):
         app.command(name=name, help=help_text, cls=_LateCommand)(_maker(flow, report))
 
@@ -76,7 +71,7 @@ def _pipeline_command(flow: str, report: Report) -> Callable[..., None]:
     ) -> None:
         runner = Runner(**{field: chosen.pop(option) for option, field in _OF_RUNNER.items()})
         choices = Choices(**{name: _entries(name, value, kinds[name]) for name, value in chosen.items()})
-        # Whatever is wrong with the choices is said before anything is made.
+        # Checked before anything is made.
         choices.configure(preset)
         check_runner(runner)
         opened = open_home(home, traces=traces)

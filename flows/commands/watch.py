@@ -30,7 +30,7 @@ def watch(
             metavar="PLACE",
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="Of the pipelines: smoke, demo, study or paper")] = "demo",
+    preset: Annotated[str, typer.Option(help="Preset of the pipelines, as for `kvp run`")] = "demo",
     home: HomeOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the pipelines", min=0, max=2**63 - 1)] = 0,
     settings: Annotated[
