@@ -4,90 +4,27 @@ The page holds one *view* for each panel and shows one at a time; the menus offe
 hidden in the legend stays hidden when another view is chosen.
 """
 
-import json
 from collections.abc import Sequence
-from html import escape
-from string import Template
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from dashboards.rendering import render_template
 from dashboards.series import Panel, Series, ValueAxis, band_note, direction, split_full, value_axis, value_label
 from dashboards.styles import LEARNED, metric_label, setting_label, style_of
 
 _MENUS = {"benchmark": "Benchmark", "setting": "Setting", "metric": "Metric", "task": "Task"}
 
-_PAGE = Template(
-    """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-body { font-family: system-ui, sans-serif; color: #222; margin: 1.5rem; }
-h1 { font-size: 1.3rem; }
-label { display: inline-block; margin: 0 1.2rem 0.3rem 0; }
-select { font: inherit; padding: 0.15rem; }
-#plot { height: 620px; margin-top: 0.8rem; }
-#note { color: #555; font-size: 0.9rem; }
-</style>
-<script>$plotlyjs</script>
-</head>
-<body>
-<h1>$title</h1>
-<form id="menus">$menus</form>
-<div id="plot"></div>
-<p id="note"></p>
-<script type="application/json" id="views">$views</script>
-<script>
-"use strict";
-const views = JSON.parse(document.getElementById("views").textContent);
-const names = $names;
-// Nothing leaves the page: plotly's button that uploads the chart is taken away, and its address with it.
-const config = {responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: ""};
-const menus = names.map((name) => document.getElementById(name));
-
-// Each menu offers what the menus before it leave; a choice is kept where it still exists.
-function offer(menu, name, left) {
-  const chosen = menu.value;
-  const options = new Map(left.map((view) => [view.choice[name], view.words[name]]));
-  menu.replaceChildren(...Array.from(options, ([value, words]) => new Option(words, value)));
-  menu.value = options.has(chosen) ? chosen : options.keys().next().value;
-  menu.disabled = options.size === 1;
-}
-
-function show() {
-  let left = views;
-  names.forEach((name, place) => {
-    offer(menus[place], name, left);
-    left = left.filter((view) => view.choice[name] === menus[place].value);
-  });
-  const view = left[0];
-  Plotly.react("plot", view.figure.data, view.figure.layout, config);
-  document.getElementById("note").textContent = view.note;
-}
-
-menus.forEach((menu) => menu.addEventListener("change", show));
-show();
-</script>
-</body>
-</html>
-"""
-)
-
 
 def render_page(panels: Sequence[Panel], title: str) -> str:
     """The page as text; its views lie as JSON in the element `views`."""
-    views = json.dumps([_view(panel) for panel in panels], allow_nan=False, separators=(",", ":"))
-    menus = "".join(f'<label>{words} <select id="{name}"></select></label>' for name, words in _MENUS.items())
-    return _PAGE.substitute(
-        title=escape(title),
+    return render_template(
+        "budget_curves.html",
+        title=title,
         plotlyjs=get_plotlyjs(),
-        menus=menus,
-        names=json.dumps(list(_MENUS)),
-        views=views.replace("<", "\\u003c"),  # no name in the data can end the script element
+        menus=_MENUS,
+        views=[_view(panel) for panel in panels],
     )
 
 

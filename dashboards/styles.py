@@ -28,6 +28,7 @@ METRICS = {
     "reward_correlation": "future attention, compacted and full: rank correlation",
     "missed_mass": "future attention that was evicted (share)",
 }
+_SHORT = {"kl": "fidelity (KL)", "kl_answer": "fidelity over the answer (KL)"}
 ANALYSES = ("reward_correlation", "missed_mass")
 """Metrics that explain, and that methods do not compete for."""
 LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
@@ -91,3 +92,8 @@ def setting_label(setting: str) -> str:
 def metric_label(metric: str) -> str:
     """A metric in words, with its unit."""
     return METRICS.get(metric, metric)
+
+
+def short_metric(metric: str) -> str:
+    """A metric without its unit."""
+    return _SHORT.get(metric) or metric_label(metric).split(" (")[0]

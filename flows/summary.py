@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dashboards.table import curve_table, stage_table
+from dashboards.terminal_tables import curve_table, stage_table
 from flows.figures import figure_folder
 from flows.printing import console
 from flows.run_artifact import decision_line

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dashboards.app.content import Link, Nothing
+from dashboards.app.content import Nothing
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
+from dashboards.formats import moment
 from dashboards.styles import method_order, setting_label
+from dashboards.tables import Link
 
 FindServices = Callable[[], Mapping[str, str]]
 """Gives the URLs of Prefect's and MLflow's pages, as `prefect` and `mlflow`, of those that run."""
@@ -29,7 +31,7 @@ def choose_evaluation(records: Records, selection: Selection) -> Evaluation:
     default = asked.model_id if asked else evaluations[0].model_id
     model = selection.one("model", "Model", labels, default=default, resets=["evaluation"])
     of_model = [evaluation for evaluation in evaluations if evaluation.model_id == model]
-    options = [(e.id, f"{e.ended_at:%Y-%m-%d %H:%M}, {_samples(e)} ({short_id(e.id)})") for e in of_model]
+    options = [(e.id, f"{moment(e.ended_at)}, {_samples(e)} ({short_id(e.id)})") for e in of_model]
     chosen = selection.one("evaluation", "Evaluation", options, resets=["sample", "head"])
     return next(evaluation for evaluation in of_model if evaluation.id == chosen)
 

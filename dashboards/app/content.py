@@ -51,51 +51,6 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """Text that leads somewhere."""
-
-    text: str
-    url: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How something ended.
-
-    Attributes:
-        name: one word, which is also the class of its look.
-        reason: below it; may be empty.
-    """
-
-    name: str
-    reason: str | Link = ""
-
-
-Cell = str | Link | Outcome | Sequence[Link]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table.
-
-    Attributes:
-        columns: names of the columns.
-        rows: a cell for each column.
-        numeric: places of the columns that are aligned to the right.
-        long: places of the columns whose texts may take several lines.
-        caption: above it; may be empty.
-        folded: whether it is shown on request only.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    numeric: frozenset[int] = frozenset()
-    long: frozenset[int] = frozenset()
-    caption: str = ""
-    folded: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Page:
     """A page.
 
@@ -137,11 +92,6 @@ def numbers_file(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     writer.writerow(columns)
     writer.writerows(rows)
     return stream.getvalue()
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number for people; a dash where there is none."""
-    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -16,14 +16,16 @@ from dashboards.app.choosing import (
     origin,
 )
 from dashboards.app.comparing import CompareScores, ComparisonQuestion
-from dashboards.app.content import FONT, Cell, Figure, Nothing, Page, Table, log_axis, number, numbers_file
+from dashboards.app.content import FONT, Figure, Nothing, Page, log_axis, numbers_file
 from dashboards.app.differences import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
 from dashboards.page import draw_figure
+from dashboards.points import points_table
 from dashboards.report.claims import own_methods
 from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, value_axis
-from dashboards.styles import BOUNDS, METRICS, method_order, metric_label
+from dashboards.styles import BOUNDS, METRICS, method_order, metric_label, short_metric
+from dashboards.tables import Cell, Table, table
 
 _SCALES = [("log", "logarithmic"), ("linear", "linear")]
 _WORDS = {MEAN_TASK: "mean over tasks"}
@@ -63,14 +65,14 @@ def curves_page(records: Records, compare: CompareScores, find_services: FindSer
             "title": "Budget curves",
             "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
             "figures": figures,
-            "tables": [_table(chosen), _origins(chosen.rows, find_services())],
+            "tables": [points_table(chosen.panel, folded=True), _origins(chosen.rows, find_services())],
             "origin": origin(chosen.evaluation),
         },
     )
 
 
 def _curves_figure(chosen: _Chosen, kept: Panel, full_note: str, *, csv_url: str) -> Figure:
-    title = f"{_short(kept.metric)}: {_where(kept)}"
+    title = f"{short_metric(kept.metric)}: {_where(kept)}"
     return Figure(
         name="curves",
         title=title,
@@ -197,30 +199,6 @@ def _heuristics(rows: list[Row]) -> list[str]:
     return in_order({row["method"] for row in rows} - trained - set(BOUNDS))
 
 
-def _short(metric: str) -> str:
-    return metric_label(metric).split(" (")[0]
-
-
-def _table(chosen: _Chosen) -> Table:
-    panel = chosen.panel
-    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
-
-    def cell(method: str, budget: int) -> str:
-        point = points.get((method, budget))
-        if point is None:
-            return "–"
-        ends = f" [{number(point.low)}, {number(point.high)}]" if point.has_interval else ""
-        return f"{number(point.value)}{ends}"
-
-    return Table(
-        caption="The numbers of the curves",
-        columns=["method", *map(str, panel.budgets)],
-        rows=[[line.method, *(cell(line.method, budget) for budget in panel.budgets)] for line in panel.series],
-        numeric=frozenset(range(1, len(panel.budgets) + 1)),
-        folded=True,
-    )
-
-
 def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
     """Each curve with what it is to the lineage and to MLflow."""
     firsts = {(row["method"], row["seed"]): row for row in reversed(rows)}
@@ -236,9 +214,4 @@ def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
     ]
     columns = ["method", "seed", "curve", "made from", "MLflow"]
     shown = len(columns) - ("mlflow" not in services)
-    return Table(
-        caption="Where each curve is from",
-        columns=columns[:shown],
-        rows=[line[:shown] for line in lines],
-        folded=True,
-    )
+    return table("Where each curve is from", columns[:shown], [line[:shown] for line in lines], folded=True, numeric=())

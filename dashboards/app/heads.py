@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
-from dashboards.app.content import Figure, Link, Nothing, Page, Table, number
+from dashboards.app.content import Figure, Nothing, Page
 from dashboards.app.head_detail import head_figures
 from dashboards.app.head_grid import Heads, log_colours, ratio_colours
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
+from dashboards.formats import number
+from dashboards.report.head_rows import SHAPES
 from dashboards.styles import BOUNDS
+from dashboards.tables import Link, table
 
 BEST = "best"
 Costs = Mapping[str, Sequence[float]]
@@ -156,7 +159,7 @@ def _detail(
     for policy_set in records.policy_sets(evaluation):
         for row in records.of_policy_set("heads", policy_set):
             if row["head_name"] == name:
-                shapes = [number(row[shape]) for shape in ("zipf_slope", "effective_tokens", "rank_deviation")]
+                shapes = [number(row[shape]) for shape in SHAPES]
                 facts.append([lineage_link(policy_set), number(row["heldout_cost"]), *shapes])
     ordered = sorted(costs, key=lambda method_name: costs[method_name][chosen])
     return {
@@ -164,16 +167,11 @@ def _detail(
         "close": selection.url("heads", head=None),
         "tokens": page_url("tokens", evaluation.choices | {"head": chosen}),
         "figures": head_figures(records, evaluation, selection, name=name, head=chosen, setting=setting, method=method),
-        "facts": Table(
-            columns=["policy set", "held-out cost", "Zipf slope", "effective tokens", "rank deviation"],
-            rows=facts,
-            numeric=frozenset({1, 2, 3, 4}),
-        ),
-        "costs": Table(
-            caption=f"Cost of {name} by method",
-            columns=["method", "cost"],
-            rows=[[method_name, number(costs[method_name][chosen])] for method_name in ordered],
-            numeric=frozenset({1}),
+        "facts": table("", ["policy set", "held-out cost", *SHAPES.values()], facts),
+        "costs": table(
+            f"Cost of {name} by method",
+            ["method", "cost"],
+            [[method_name, number(costs[method_name][chosen])] for method_name in ordered],
             folded=True,
         ),
     }

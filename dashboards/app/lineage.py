@@ -7,11 +7,13 @@ from typing import Any
 from markupsafe import Markup
 
 from dashboards.app.choosing import lineage_link
-from dashboards.app.content import Cell, Link, Nothing, Page, Table
+from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records
 from dashboards.app.selection import Selection, page_url
+from dashboards.formats import moment
 from dashboards.lineage_drawing import draw_lineage
 from dashboards.lineage_page import ends_of_runs, record_of
+from dashboards.tables import Cell, Link, Table, table
 from storage.errors import StorageError
 from storage.graph import LineageGraph, LineageNode
 
@@ -82,13 +84,14 @@ def _start(records: Records, selection: Selection) -> Page:
             "title": "Lineage",
             "lead": "What anything came from, and what came from it.",
             "asked": "",
-            "table_of_newest": Table(
-                caption=f"The newest of {len(artifacts):,} artifacts",
-                columns=["made", "kind", "name", "id"],
-                rows=[
-                    [f"{row['created_at']:%Y-%m-%d %H:%M}", row["kind"], row["name"], lineage_link(row["artifact_id"])]
+            "table_of_newest": table(
+                f"The newest of {len(artifacts):,} artifacts",
+                ["made", "kind", "name", "id"],
+                [
+                    [moment(row["created_at"]), row["kind"], row["name"], lineage_link(row["artifact_id"])]
                     for row in newest
                 ],
+                numeric=(),
             ),
         },
     )
@@ -107,7 +110,7 @@ def _record_table(node: LineageNode, graph: LineageGraph, url: _Url) -> Table:
             if runs:
                 links = [Link(text=f"{graph.nodes[run].name} {run}", url=url(id=run)) for run in runs[:_MOST_LISTED]]
                 rows.append([words, links])
-    return Table(columns=["", ""], rows=rows)
+    return table("", ["", ""], rows, numeric=())
 
 
 def _plain(value: Any) -> str:
@@ -128,8 +131,9 @@ def _runs(graph: LineageGraph, artifact_id: str, role: str) -> list[str]:
 
 
 def _group_table(group: Sequence[LineageNode], url: _Url) -> Table:
-    return Table(
-        caption=f"{len(group)} × {group[0].kind} that have the same place in this lineage",
-        columns=["id", "name"],
-        rows=[[Link(text=node.id, url=url(id=node.id)), node.name] for node in group[:_MOST_LISTED]],
+    return table(
+        f"{len(group)} × {group[0].kind} that have the same place in this lineage",
+        ["id", "name"],
+        [[Link(text=node.id, url=url(id=node.id)), node.name] for node in group[:_MOST_LISTED]],
+        numeric=(),
     )

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from dashboards.app.choosing import FindServices, lineage_link, mlflow_link, short_id
-from dashboards.app.content import Cell, Figure, Link, Nothing, Outcome, Page, Table, new_drawing, number
+from dashboards.app.content import Figure, Nothing, Page, new_drawing
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
+from dashboards.formats import duration, moment, number
+from dashboards.tables import Cell, Link, Outcome, Table, table
 from storage.promotions import PromotionHistory
 
 _PER_PAGE = 50
@@ -113,10 +115,11 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
         for run in runs
     ]
     filled = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    return Table(
-        columns=[columns[place] for place in filled],
-        rows=[[row[place] for place in filled] for row in rows],
-        numeric=frozenset({3}),
+    return table(
+        "",
+        [columns[place] for place in filled],
+        [[row[place] for place in filled] for row in rows],
+        numeric={3},
     )
 
 
@@ -153,7 +156,7 @@ def _stage_table(runs: Sequence[Row]) -> Table:
         mean = duration(sum(done) / len(done)) if done else "–"
         rows.append([stage, *map(str, counts), mean, duration(sum(run["seconds"] for run in alike))])
     columns = ["stage", *outcomes, "mean time", "time in all"]
-    return Table(caption="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
+    return table("Stages", columns, rows)
 
 
 def _champions(records: Records) -> Table | None:
@@ -172,17 +175,18 @@ def _champions(records: Records) -> Table | None:
             [
                 name,
                 _policy_link(history.champion),
-                f"{since['created_at']:%Y-%m-%d %H:%M}",
+                moment(since["created_at"]),
                 _policy_link(history.challenger),
                 _difference(last),
                 ", ".join(filter(None, [f"{last['kind']}: {last['decision']}", last["reason"]])),
             ]
         )
-    return Table(
-        caption="Champions",
-        columns=["model", "champion", "since", "last challenger", "KL difference", "last decision"],
-        rows=rows,
-        long=frozenset({5}),
+    return table(
+        "Champions",
+        ["model", "champion", "since", "last challenger", "KL difference", "last decision"],
+        rows,
+        long={5},
+        numeric=(),
     )
 
 
@@ -190,7 +194,7 @@ def _decisions(records: Records) -> Table | None:
     """Every challenger and what was decided, the newest first."""
     rows: list[list[Cell]] = [
         [
-            f"{row['created_at']:%Y-%m-%d %H:%M}",
+            moment(row["created_at"]),
             records.models().get(row["model_digest"], {}).get("name", row["model_digest"][:8]),
             _policy_link(row["challenger_id"]),
             _policy_link(row["champion_before_id"]),
@@ -202,7 +206,7 @@ def _decisions(records: Records) -> Table | None:
         for row in reversed(records.decisions())
     ]
     columns = ["when", "model", "challenger", "champion then", "decision", "KL difference", "judged by", "why"]
-    return Table(caption="Challengers", columns=columns, rows=rows, long=frozenset({7}), folded=True) if rows else None
+    return table("Challengers", columns, rows, long={7}, folded=True, numeric=()) if rows else None
 
 
 def _difference(decision: Row) -> str:
@@ -213,13 +217,3 @@ def _difference(decision: Row) -> str:
 
 def _policy_link(policy_set_id: str) -> Cell:
     return lineage_link(policy_set_id, f"policy set {short_id(policy_set_id)}") if policy_set_id else "–"
-
-
-def duration(seconds: float) -> str:
-    """Seconds, or minutes and seconds."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -12,9 +12,11 @@ from scipy.cluster.hierarchy import dendrogram, fcluster, leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from dashboards.app.choosing import lineage_link, short_id
-from dashboards.app.content import DIVERGING, GREY, Figure, Nothing, Page, Table, new_drawing, number
+from dashboards.app.content import DIVERGING, GREY, Figure, Nothing, Page, new_drawing
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
+from dashboards.formats import number
+from dashboards.tables import Table, table
 
 _ORDERS = [("clustered", "heads that rank alike together"), ("layers", "by layer")]
 _LEVELS = ("0.9", "0.8", "0.7", "0.6", "0.5")
@@ -183,15 +185,15 @@ def _group_table(correlations: Correlations, groups: Sequence[Sequence[int]], le
         block = correlations.matrix[np.ix_(group, group)]
         return float(np.nanmean(block[~np.eye(len(group), dtype=bool)]))
 
-    return Table(
-        caption=f"{len(several)} groups with a correlation from {level}; {alone} heads are in none",
-        columns=["heads", "mean correlation", "which"],
-        rows=[
+    return table(
+        f"{len(several)} groups with a correlation from {level}; {alone} heads are in none",
+        ["heads", "mean correlation", "which"],
+        [
             [str(len(group)), number(mean(group)), ", ".join(correlations.names[head] for head in group)]
             for group in several
         ],
-        numeric=frozenset({0, 1}),
-        long=frozenset({2}),
+        numeric={0, 1},
+        long={2},
     )
 
 
@@ -208,6 +210,4 @@ def _means_table(correlations: Correlations) -> Table:
         [words, number(fmean(values)) if values else "–", str(len(values))]
         for words, values in (("of one layer", within), ("of different layers", across))
     ]
-    return Table(
-        caption="Mean over pairs of heads", columns=["heads", "mean", "pairs"], rows=rows, numeric=frozenset({1, 2})
-    )
+    return table("Mean over pairs of heads", ["heads", "mean", "pairs"], rows)

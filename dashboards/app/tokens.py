@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dashboards.app.choosing import choose_evaluation, lineage_link, origin
-from dashboards.app.content import Nothing, Page, Table
+from dashboards.app.content import Nothing, Page
 from dashboards.app.head_detail import RANK, UNRANKED
 from dashboards.app.head_grid import Heads
 from dashboards.app.kept_tokens import ORACLE, HeadChoice, most_selective_head
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.styles import LEARNED, method_order, setting_label
+from dashboards.tables import Table, table
 from storage.token_ranks import StoredContext
 
 _WINDOW_TOKENS = 3000  # that are shown at once
@@ -161,10 +162,10 @@ def _listed(caption: str, context: StoredContext, choice: HeadChoice, group: np.
     places = np.flatnonzero(group)
     places = places[np.argsort(-choice.importance[places], kind="stable")][:_MOST_LISTED]
     rest = int(group.sum()) - len(places)
-    return Table(
-        caption=caption + (f" (first {len(places)}; {rest} more)" if rest else ""),
-        columns=["token", "where", "attention", "rank", "oracle's rank"],
-        rows=[
+    return table(
+        caption + (f" (first {len(places)}; {rest} more)" if rest else ""),
+        ["token", "where", "attention", "rank", "oracle's rank"],
+        [
             [
                 _plain(context.pieces[place]),
                 f"{place}: …{_plain(''.join(context.pieces[max(0, place - _NUM_AROUND) : place + _NUM_AROUND]))}…",
@@ -174,7 +175,7 @@ def _listed(caption: str, context: StoredContext, choice: HeadChoice, group: np.
             ]
             for place in places.tolist()
         ],
-        numeric=frozenset({2, 3, 4}),
+        num_labels=2,
         folded=True,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.report.document import counted, interval, listed, number, percent
+from dashboards.formats import counted, interval, listed, number, percent
 from dashboards.series import MEAN_TASK, Panel
 from dashboards.styles import ANALYSES, LOWER_IS_BETTER, METRICS, method_order
 

@@ -6,23 +6,13 @@ from itertools import groupby
 from matplotlib.figure import Figure
 
 from dashboards.curves import draw_legend, draw_panel
-from dashboards.report.document import (
-    NOTHING,
-    Block,
-    Picture,
-    Section,
-    Table,
-    missing,
-    number,
-    prose,
-    sentence,
-    table,
-    with_interval,
-)
+from dashboards.formats import number, sentence
+from dashboards.points import points_table
+from dashboards.report.document import Block, Picture, Section, missing, prose
 from dashboards.report.drawing import new_figure, to_png
-from dashboards.report.view import Place, ReportView, short, short_metric
-from dashboards.series import MEAN_TASK, Panel, Point, band_note, direction
-from dashboards.styles import ANALYSES, metric_label, setting_label
+from dashboards.report.view import Place, ReportView, short
+from dashboards.series import Panel, band_note, direction
+from dashboards.styles import ANALYSES, metric_label, setting_label, short_metric
 
 _COLUMNS = 3
 _WIDTH_INCHES, _PANEL_INCHES = 10.6, 2.9
@@ -119,36 +109,6 @@ def _unit(metric: str) -> str:
     """What stands in brackets behind a metric's words."""
     _, bracket, unit = metric_label(metric).rpartition("(")
     return unit.rstrip(")") if bracket else ""
-
-
-def points_table(panel: Panel) -> Table:
-    """Every point of a panel: methods by budgets."""
-    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
-    task = "mean over tasks" if panel.task == MEAN_TASK else f"task {panel.task}"
-    return table(
-        f"{short((panel.benchmark, panel.setting))}, {task}: {metric_label(panel.metric)}",
-        ("method", *map(str, panel.budgets)),
-        [(line.method, *(_cell(points.get((line.method, b))) for b in panel.budgets)) for line in panel.series],
-        note=f"Value [interval] by budget; {direction(panel.metric)}; {_counts(panel)}.{_exception(panel)}",
-    )
-
-
-def _exception(panel: Panel) -> str:
-    points = [point for line in panel.series for point in line.points]
-    return (
-        "" if all(point.has_interval for point in points) else " A value alone has no interval: a task has one sample."
-    )
-
-
-def _cell(point: Point | None) -> str:
-    if point is None:
-        return NOTHING
-    return with_interval(point.value, point.low, point.high) if point.has_interval else number(point.value)
-
-
-def _counts(panel: Panel) -> str:
-    counts = sorted({point.num_samples for line in panel.series for point in line.points})
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples"
 
 
 def _directions(panels: Sequence[Panel]) -> str:

@@ -2,22 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dashboards.formats import NOTHING, is_number, with_interval
 from dashboards.report.claims import Row
-from dashboards.report.document import (
-    NOTHING,
-    Block,
-    Picture,
-    Section,
-    Table,
-    is_number,
-    missing,
-    prose,
-    table,
-    with_interval,
-)
+from dashboards.report.document import Block, Picture, Section, missing, prose
 from dashboards.report.drawing import GREY, SEQUENTIAL, new_figure, plain_axes, to_png
 from dashboards.report.view import Place, ReportView, short
 from dashboards.styles import method_order, style_of
+from dashboards.tables import Table, table
 
 _NESTED = {
     "overlap": "share of the smaller set that both choices have",

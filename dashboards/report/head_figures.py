@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from dashboards.report.document import Picture, Table, number
+from dashboards.formats import number
+from dashboards.report.document import Picture
 from dashboards.report.drawing import (
     DIVERGING,
     GREY,
@@ -21,6 +22,7 @@ from dashboards.report.drawing import (
 from dashboards.report.head_rows import Head
 from dashboards.report.view import Place, short
 from dashboards.styles import style_of
+from dashboards.tables import Table, table
 
 _WIDTH_INCHES = 9.5
 
@@ -56,7 +58,7 @@ def cost_maps(place: Place, heads: Sequence[Head], costs: Mapping[str, np.ndarra
     rows = [
         (head.name, *(number(float(values[index])) for values in costs.values())) for index, head in enumerate(heads)
     ]
-    numbers = Table(title=f"Cost of every head: {short(place)}", columns=("head", *costs), rows=tuple(rows))
+    numbers = table(f"Cost of every head: {short(place)}", ("head", *costs), rows)
     return Picture(
         png=to_png(draw_maps(heads, {f"{method}: cost": (values, norm) for method, values in costs.items()})),
         title=f"Cost of each head under {names}: {short(place)}",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dashboards.formats import is_number
 from dashboards.report.claims import Row
-from dashboards.report.document import is_number
 from dashboards.report.view import Place, ReportView
 from dashboards.styles import method_order
 

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dashboards.report.document import NOTHING, Block, Section, Table, is_number, missing, number, prose, table
+from dashboards.formats import NOTHING, is_number, number
+from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.head_figures import cost_boxes, cost_maps, pair_map, shape_maps
 from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, read_heads
 from dashboards.report.view import Place, ReportView, short
 from dashboards.styles import BOUNDS
+from dashboards.tables import Table, table
 
 SHAPES_NOTE = (
     "Zipf slope: importance falls as rank to minus this. Effective tokens: exp of the entropy of importance. Rank "

@@ -3,22 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dashboards.report.document import (
-    NOTHING,
-    Block,
-    Section,
-    Table,
-    counted,
-    duration,
-    listed,
-    missing,
-    number,
-    prose,
-    table,
-)
+from dashboards.formats import NOTHING, counted, duration, listed, number
+from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.rows import Training
 from dashboards.report.view import ReportView, short
 from dashboards.styles import method_order
+from dashboards.tables import Table, table
 from storage.differences import flat
 from storage.graph import LineageNode
 

@@ -1,8 +1,9 @@
 """Section: where every curve is, and how all of it can be traced and repeated."""
 
-from dashboards.report.document import Block, Section, prose, table
+from dashboards.report.document import Block, Section, prose
 from dashboards.report.view import ReportView
 from dashboards.styles import method_order
+from dashboards.tables import table
 
 
 def lineage_section(view: ReportView) -> Section:

@@ -6,12 +6,14 @@ import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from dashboards.formats import NOTHING
 from dashboards.report.claims import Row, ordered_metrics
-from dashboards.report.document import MARKS, MARKS_NOTE, NOTHING, Block, Picture, Section, Table, missing, prose, table
+from dashboards.report.document import MARKS, MARKS_NOTE, Block, Picture, Section, missing, prose
 from dashboards.report.drawing import DIVERGING, colour_bar, heat_map, new_figure, to_png
-from dashboards.report.view import Place, ReportView, short, short_metric
+from dashboards.report.view import Place, ReportView, short
 from dashboards.report.wins import REMEDY
-from dashboards.styles import method_order
+from dashboards.styles import method_order, short_metric
+from dashboards.tables import Table, table
 
 _COLUMNS = 3
 

@@ -6,25 +6,13 @@ from statistics import fmean, stdev
 
 from matplotlib.figure import Figure
 
-from dashboards.report.document import (
-    NOTHING,
-    Block,
-    Picture,
-    Section,
-    Table,
-    counted,
-    duration,
-    missing,
-    number,
-    percent,
-    prose,
-    table,
-    with_interval,
-)
+from dashboards.formats import NOTHING, counted, duration, number, percent, with_interval
+from dashboards.report.document import Block, Picture, Section, missing, prose
 from dashboards.report.drawing import GREY, log_axis, new_figure, plain_axes, to_png
 from dashboards.report.judged import agent_words
 from dashboards.report.rows import Row, Training
 from dashboards.report.view import ReportView
+from dashboards.tables import Table, table
 
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
 _MARKERS = "osD^vP*X"

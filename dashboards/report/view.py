@@ -8,7 +8,7 @@ from math import fsum
 from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
 from dashboards.report.rows import ReportRows
 from dashboards.series import MEAN_TASK, Panel, make_panels
-from dashboards.styles import metric_label
+from dashboards.styles import short_metric
 
 Place = tuple[str, str]
 """A benchmark and a setting, which no figure mixes."""
@@ -101,12 +101,6 @@ def describe(metric: str) -> Callable[[Claim], str]:
     return lambda claim: f"{short((claim.benchmark, claim.setting))}, {short_metric(metric)}"
 
 
-def short_metric(metric: str) -> str:
-    """A metric without its unit."""
-    return _SHORT.get(metric) or metric_label(metric).split(" (")[0]
-
-
-_SHORT = {"kl": "fidelity (KL)", "kl_answer": "fidelity over the answer (KL)"}
 _READ = {
     "model": "model",
     "judged prompts": "prompts",

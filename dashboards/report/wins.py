@@ -2,27 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from dashboards.formats import NOTHING, interval, listed, number, percent, with_interval
 from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
-from dashboards.report.document import (
-    MARKS,
-    MARKS_NOTE,
-    NOTHING,
-    Block,
-    Prose,
-    Section,
-    Table,
-    interval,
-    listed,
-    missing,
-    number,
-    percent,
-    prose,
-    table,
-    with_interval,
-)
-from dashboards.report.view import Place, ReportView, describe, short, short_metric
+from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, Section, missing, prose
+from dashboards.report.view import Place, ReportView, describe, short
 from dashboards.series import MEAN_TASK, direction
-from dashboards.styles import method_order
+from dashboards.styles import method_order, short_metric
+from dashboards.tables import Table, table
 
 REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
 

@@ -1,12 +1,13 @@
 """The report of one evaluation: the paper's figures and tables, from this evaluation's own rows.
 
-`write_report` writes it twice: as a page (`dashboards.report.page`) and as Markdown (`dashboards.report.markdown`). The
+`write_report` writes it twice: as a page (`templates/report.html`) and as Markdown (`dashboards.report.markdown`). The
 same rows give the same bytes. What a section shows is in the module of its name; what this run has no data for it says.
 """
 
 from pathlib import Path
 
 from dashboards.curves import replace_file
+from dashboards.rendering import render_template
 from dashboards.report.curves import curves_section, reward_section
 from dashboards.report.document import Document
 from dashboards.report.findings import findings_section
@@ -15,7 +16,6 @@ from dashboards.report.judged import judged_section
 from dashboards.report.lineage import lineage_section
 from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import matrix_section
-from dashboards.report.page import render_report_page
 from dashboards.report.rows import ReportRows
 from dashboards.report.training import training_section
 from dashboards.report.view import ReportView
@@ -51,7 +51,7 @@ def write_report(rows: ReportRows, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)  # first, as drawing takes a while
     document = make_report(rows)
-    page, tables = render_report_page(document), render_report_markdown(document)
+    page, tables = render_template("report.html", document=document), render_report_markdown(document)
     return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
 
 

@@ -13,31 +13,18 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 
-from dashboards.report.document import (
-    ID,
-    Document,
-    Picture,
-    Prose,
-    Section,
-    Table,
-    duration,
-    interval,
-    listed,
-    missing,
-    number,
-    percent,
-    prose,
-    table,
-)
+from dashboards.formats import ID, duration, interval, listed, number, percent
+from dashboards.rendering import render_template
+from dashboards.report.document import Document, Picture, Prose, Section, missing, prose
 from dashboards.report.head_figures import draw_maps
 from dashboards.report.head_rows import method_costs, read_heads
 from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import draw_matrices
-from dashboards.report.page import render_report_page
 from dashboards.report.training import draw_courses
 from dashboards.report.view import ReportView
 from dashboards.report.writing import _SECTIONS, make_report, write_report
 from dashboards.styles import _STYLES, style_of
+from dashboards.tables import Table, table
 from kvpolicy.methods.registry import method_names
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -85,7 +72,7 @@ def report(planted, task_comparisons) -> Document:
 
 @pytest.fixture(scope="module")
 def text(report) -> str:
-    return render_report_page(report)
+    return render_template("report.html", document=report)
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +298,7 @@ def test_whatever_is_in_a_name_stays_text(name, cell):
             ),
         ),
     )
-    page = Page(render_report_page(document))
+    page = Page(render_template("report.html", document=document))
     assert page.tables == [[["x", "y"], [name, cell]]]
     assert {tag for tag, _ in page.elements} <= {
         "html", "head", "meta", "title", "style", "body", "h1", "div", "p", "nav", "ol", "li", "a", "main", "section",
@@ -337,6 +324,6 @@ def test_numbers_read_well():
         "[no interval]",
     )
     assert [percent(v) for v in (0.051, 0.1, 0.5, 0.0999)] == ["5.1 %", "10 %", "50 %", "10 %"]
-    assert [duration(v) for v in (0.04, 12.3, 90, 5400)] == ["0.0 s", "12 s", "1.5 min", "1.5 h"]
+    assert [duration(v) for v in (0.04, 12.3, 90, 5400)] == ["0.0 s", "12.3 s", "1 min 30 s", "1 h 30 min"]
     assert [listed(v) for v in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
     assert missing("x", "Do y.").lines == ("Not in this run: x. Do y.",)

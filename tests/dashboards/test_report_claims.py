@@ -19,10 +19,11 @@ from dashboards.report.claims import (
     ratio,
     summary_words,
 )
-from dashboards.report.document import Prose, Table
+from dashboards.report.document import Prose
 from dashboards.report.view import ReportView, describe
 from dashboards.report.wins import headlines, wins_section
 from dashboards.series import make_panels
+from dashboards.tables import Table
 
 WHERE = "ruler, query-agnostic, fidelity (KL)"
 

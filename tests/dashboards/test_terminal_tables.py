@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.table import curve_table, format_number, stage_table
+from dashboards.formats import short_number
+from dashboards.terminal_tables import curve_table, stage_table
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_what_is_not_there_is_one_clear_line(arguments: dict[str, str], message:
     ],
 )
 def test_numbers_are_short(value: float, text: str):
-    assert format_number(value) == text
+    assert short_number(value) == text
 
 
 def test_stages_with_time_and_what_was_skipped():
@@ -129,7 +130,7 @@ def test_stages_with_time_and_what_was_skipped():
     assert re.search(r"total +2 min 11 s", text)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(59.94, "59.9 s"), (59.96, "1 min 00 s"), (3725, "62 min 05 s")])
+@pytest.mark.parametrize(("seconds", "text"), [(59.94, "59.9 s"), (59.96, "1 min 00 s"), (3725, "1 h 02 min")])
 def test_durations_round_over_the_minute(seconds: float, text: str):
     assert text in render(stage_table({"train": {"seconds": seconds, "skipped": False}}))
 

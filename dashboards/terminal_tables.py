@@ -7,6 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dashboards.formats import NOTHING, duration, short_number
 from dashboards.series import MEAN_TASK, Panel, Point, direction, make_panels
 from dashboards.styles import BOUNDS, LEARNED, LOWER_IS_BETTER, metric_label, setting_label
 
@@ -79,23 +80,11 @@ def stage_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
     """
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=len(stages) > 1)
     table.add_column("stage", footer="total")
-    table.add_column("time", justify="right", footer=_duration(sum(stage["seconds"] for stage in stages.values())))
+    table.add_column("time", justify="right", footer=duration(sum(stage["seconds"] for stage in stages.values())))
     table.add_column("")
     for name, stage in stages.items():
-        table.add_row(name, _duration(stage["seconds"]), "skipped: nothing changed" if stage["skipped"] else "")
+        table.add_row(name, duration(stage["seconds"]), "skipped: nothing changed" if stage["skipped"] else "")
     return table
-
-
-def format_number(value: float) -> str:
-    """Two significant digits under 10, without a leading 0, and whole numbers from there on; small ones as 4e-5."""
-    if value == 0:
-        return "0"
-    if abs(value) < 0.00095:
-        mantissa, exponent = f"{value:.0e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    if abs(value) >= 9.95:
-        return f"{value:.0f}"
-    return f"{value:#.2g}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.1f}"
 
 
 def _choose(rows: Sequence[Mapping[str, Any]], *, metric: str, setting: str, benchmark: str | None, task: str) -> Panel:
@@ -130,15 +119,8 @@ def _best(panel: Panel, budget: int) -> float | None:
 
 def _cell(point: Point | None, mark: str, *, bold: bool) -> Text:
     if point is None:
-        return Text("–", style="dim")
-    cell = Text(format_number(point.value) + mark, style="bold" if bold else "")
+        return Text(NOTHING, style="dim")
+    cell = Text(short_number(point.value) + mark, style="bold" if bold else "")
     if not point.has_interval:
         return cell
-    return cell.append(f" [{format_number(point.low)}, {format_number(point.high)}]", style="not bold dim")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    return cell.append(f" [{short_number(point.low)}, {short_number(point.high)}]", style="not bold dim")
