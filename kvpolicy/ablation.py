@@ -22,8 +22,6 @@ from kvpolicy.statistics import Interval, average_units, resample_means
 class AblateConfig(Settings):
     """Which training objectives `kvp ablate` compares."""
 
-    place = "ablate"
-
     objectives: Several[Annotated[str, OBJECTIVES.__getitem__]] = OBJECTIVES.own_names
     """Objectives to compare; `reference` always takes part."""
     reference: Annotated[str, OBJECTIVES.__getitem__] = "exact"

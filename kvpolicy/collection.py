@@ -21,8 +21,6 @@ from kvpolicy.settings import Positive, Settings
 class CollectConfig(Settings):
     """Which traces are collected."""
 
-    place = "collect"
-
     setting: Setting = "query_agnostic"
     """Decides which tokens are ranked and which are their future."""
     num_train_samples: Positive = 12

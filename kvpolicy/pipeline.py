@@ -30,8 +30,6 @@ Preset = Literal["smoke", "demo", "study", "paper"]
 class PipelineConfig(Settings):
     """The whole configuration of a run, besides the model and the seed."""
 
-    place = "configuration"
-
     preset: str
     """Name of the preset."""
     version: str

@@ -35,8 +35,6 @@ _LOWER_IS_BETTER = -1.0
 class PromoteConfig(Settings):
     """When a new policy set becomes the champion."""
 
-    place = "promote"
-
     margin: NotNegative = 0.05
     """How much worse the new set may be at a single budget, as a share of the champion's KL there."""
 

@@ -2,8 +2,6 @@
 
     @dataclass(frozen=True, kw_only=True)
     class Pace(Settings):
-        place = "pace"
-
         num_steps: Positive = 100
         \"\"\"Steps to take.\"\"\"
 
@@ -86,11 +84,11 @@ class Settings:
     """Base of frozen dataclasses whose fields are checked when they are made.
 
     Attributes:
-        place: Where the fields are, for errors.
+        place: Where the fields are, for errors; by default the name of the class.
         by_name: Settings of this kind that have a name.
     """
 
-    place: ClassVar[str] = "settings"
+    place: ClassVar[str] = ""
     by_name: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
@@ -105,7 +103,7 @@ class Settings:
             with suppress(InputError):  # of an unknown name, which is among the problems already
                 problems.extend(self.conflicts())
         if problems:
-            raise SettingsError(f"{self.place}: " + "; ".join(problems), problems)
+            raise SettingsError(f"{self.place or type(self).__name__}: " + "; ".join(problems), problems)
 
     def conflicts(self) -> Iterator[str]:
         """Say which fields do not go together, each line beginning with the name of one."""
@@ -114,8 +112,10 @@ class Settings:
 
 def field_types(kind: type) -> dict[str, Any]:
     """Name -> annotation of each field, bounds included."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+    hints: dict[str, Any] = {}
+    with suppress(NameError):  # a package may import types of fields for type checkers alone: these go unchecked
+        hints = get_type_hints(kind, include_extras=True)
+    return {entry.name: hints.get(entry.name, entry.type) for entry in dataclasses.fields(kind)}
 
 
 def bare_type(kind: Any) -> Any:

@@ -32,8 +32,6 @@ from kvpolicy.settings import Count, Expect, MoreThanZero, NotNegative, Positive
 class TrainConfig(Settings):
     """How agents are trained. The defaults are not the paper's: those are the `paper` preset."""
 
-    place = "train"
-
     agent: AgentConfig = field(default_factory=AgentConfig)
     """Agents to train: `default`, `small` or `paper`."""
     objective: Annotated[str, OBJECTIVES.__getitem__] = "exact"

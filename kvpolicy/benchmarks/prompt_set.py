@@ -20,8 +20,6 @@ from kvpolicy.settings import Positive, Settings, Several
 class PromptConfig(Settings):
     """What prompts are about, the same for training and for evaluation."""
 
-    place = "prompts"
-
     tasks: Several[Annotated[str, task_info]] = tuple(DEFAULT_TASKS)
     """Tasks of any benchmarks, to train on and to evaluate on."""
     length_tokens: Positive = 1152

@@ -21,8 +21,6 @@ def _check_budget(budget: int) -> None:
 class EvaluateConfig(Settings):
     """What is evaluated, and on how much."""
 
-    place = "evaluate"
-
     tasks: Several[str] | None = None
     """Tasks to evaluate on; None for those that are trained on."""
     length_tokens: Positive | None = None

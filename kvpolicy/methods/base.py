@@ -154,8 +154,6 @@ class Method(Settings, ABC):
         trained: What artifact a method is made from: `policy_set`, `soft_tokens`, or none.
     """
 
-    place = "method"
-
     name: ClassVar[str]
     description: ClassVar[str]
     reference: ClassVar[str]

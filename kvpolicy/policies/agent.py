@@ -38,8 +38,6 @@ _ACCELERATOR_BLOCK_BYTES = 2**30
 class AgentConfig(Settings):
     """Shape of one agent."""
 
-    place = "agent"
-
     width: Positive = 64
     """Hidden width of every layer."""
     position: Literal["continuous", "table"] = "continuous"

@@ -41,8 +41,6 @@ from kvpolicy.settings import MoreThanZero, Positive, Settings
 class SoftTokenConfig(Settings):
     """How the soft tokens of `judgeq` are trained, where it is evaluated."""
 
-    place = "soft_tokens"
-
     num_tokens: Positive = 32
     """Soft tokens; the paper has 32."""
     num_contexts: Positive = 30

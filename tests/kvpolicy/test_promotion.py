@@ -156,5 +156,5 @@ def test_what_was_not_judged_alike_is_refused():
 
 @pytest.mark.parametrize("margin", [-0.1, float("nan"), float("inf")])
 def test_a_margin_is_a_share(margin):
-    with pytest.raises(InputError, match="promote: margin is "):
+    with pytest.raises(InputError, match="PromoteConfig: margin is "):
         PromoteConfig(margin=margin)
