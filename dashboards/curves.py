@@ -103,15 +103,15 @@ def draw_picture(panels: Sequence[Panel], title: str) -> Figure:
         axes = row.subplots(1, len(metrics), squeeze=False)[0]
         for ax, metric in zip(axes, metrics, strict=True):
             if (benchmark, setting, metric) in means:
-                draw_panel(ax, means[benchmark, setting, metric])
+                _draw_panel(ax, means[benchmark, setting, metric])
                 drawn.append(means[benchmark, setting, metric])
             else:
                 ax.set_axis_off()
-    draw_legend(figure, drawn)
+    _draw_legend(figure, drawn)
     return figure
 
 
-def draw_panel(ax: Axes, panel: Panel) -> None:
+def _draw_panel(ax: Axes, panel: Panel) -> None:
     """Draw the lines of a panel with their bands and axes, without a legend."""
     kept, note = split_full(panel)
     axis = value_axis(kept)
@@ -164,7 +164,7 @@ def _draw_line(ax: Axes, line: Series, axis: ValueAxis) -> None:
     )
 
 
-def draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
+def _draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
     """Name every method of the panels once, below the figure, and say what the bands are."""
     methods = sorted({line.method for panel in panels for line in panel.series}, key=method_order)
     handles = []

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dashboards.app.choosing import (
     FindServices,
     choose_evaluation,
@@ -16,14 +14,15 @@ from dashboards.app.choosing import (
     origin,
 )
 from dashboards.app.comparing import CompareScores, ComparisonQuestion
-from dashboards.app.content import FONT, Figure, Nothing, Page, log_axis, numbers_file
+from dashboards.app.content import Nothing, Page, numbers_file
 from dashboards.app.differences import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
-from dashboards.page import draw_figure
+from dashboards.drawing import Figure
+from dashboards.figures.curves import draw_panel
 from dashboards.points import points_table
 from dashboards.report.claims import own_methods
-from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, value_axis
+from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full
 from dashboards.styles import BOUNDS, METRICS, method_order, metric_label, short_metric
 from dashboards.tables import Cell, Table, table
 
@@ -76,7 +75,7 @@ def _curves_figure(chosen: _Chosen, kept: Panel, full_note: str, *, csv_url: str
     return Figure(
         name="curves",
         title=title,
-        drawing=_drawing(kept, log_budget=chosen.log_budget),
+        drawing=draw_panel(kept, log_budget=chosen.log_budget),
         label=f"Line chart. {title}, {len(kept.series)} methods over {len(kept.budgets)} budgets. "
         "All values are in the table below.",
         height=520,
@@ -181,16 +180,6 @@ def _question(evaluation: Evaluation, panel: Panel, rows: Sequence[Row]) -> Comp
         task=panel.task,
         seeds=tuple(sorted({(row["method"], row["seed"]) for row in rows})),
     )
-
-
-def _drawing(panel: Panel, *, log_budget: bool) -> go.Figure:
-    """The figure of the page of an evaluation, with plain numbers along a logarithmic axis."""
-    drawing = draw_figure(panel, log_budget=log_budget).update_layout(font=FONT)
-    values = [point.value for line in panel.series for point in line.points if point.value > 0]
-    if panel.is_log and values:
-        axis = value_axis(panel)
-        drawing.update_yaxes(log_axis(drawing.layout.yaxis.title.text, (max(axis.bottom, value) for value in values)))
-    return drawing
 
 
 def _heuristics(rows: list[Row]) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.app.content import new_drawing
-from dashboards.page import budget_axis, transparent
+from dashboards.drawing import new_drawing
+from dashboards.figures.curves import budget_axis, transparent
 from dashboards.series import Panel
 from dashboards.styles import BOUNDS, LOWER_IS_BETTER, style_of
 

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dashboards.app.content import GREY, Figure, Nothing, log_axis, new_drawing
+from dashboards.app.content import Nothing
 from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
+from dashboards.drawing import GREY, Figure, log_axis, new_drawing
 from dashboards.formats import number
 from dashboards.styles import LEARNED, style_of
 from storage.token_ranks import StoredContext

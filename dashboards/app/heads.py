@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
-from dashboards.app.content import Figure, Nothing, Page
+from dashboards.app.content import Nothing, Page
 from dashboards.app.head_detail import head_figures
-from dashboards.app.head_grid import Heads, log_colours, ratio_colours
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
+from dashboards.drawing import Figure
+from dashboards.figures.heads import HeadMap, Heads, cost_map, draw_maps, ratio_colours
 from dashboards.formats import number
 from dashboards.report.head_rows import SHAPES
 from dashboards.styles import BOUNDS
@@ -97,7 +98,6 @@ def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tupl
 
 
 def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int | None) -> Figure:
-    logs = [math.log10(cost) for cost in costs]
     known = [cost for cost in costs if not math.isnan(cost)]
     words = "none of them known"
     if known:
@@ -105,7 +105,11 @@ def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int | N
     return Figure(
         name="costs",
         title=f"Cost of each head under {method}",
-        drawing=heads.draw(logs, [f"cost {number(cost)}" for cost in costs], colours=log_colours(logs), chosen=chosen),
+        drawing=draw_maps(
+            heads,
+            [cost_map(costs)],
+            chosen=chosen,
+        ),
         label=f"Heat map over layers and KV heads of the cost under {method}: {words}.",
         height=heads.height,
         note=f"{len(known)} heads, {words}. Colours are logarithmic.",
@@ -133,7 +137,7 @@ def _gain_map(
     return Figure(
         name="gains",
         title=f"Gain of {method} over {words}",
-        drawing=heads.draw(logs, texts, colours=ratio_colours(logs), chosen=chosen),
+        drawing=draw_maps(heads, [HeadMap(values=logs, texts=texts, colours=ratio_colours(logs))], chosen=chosen),
         label=f"Heat map over layers and KV heads: {method} costs less in {won} of {len(known)} heads.",
         height=heads.height,
         note=f"The other's cost divided by that of {method}: above 1× {method} costs less, which it does in {won} of "

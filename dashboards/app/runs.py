@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from dashboards.app.choosing import FindServices, lineage_link, mlflow_link, short_id
-from dashboards.app.content import Figure, Nothing, Page, new_drawing
+from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
+from dashboards.drawing import Figure, new_drawing
 from dashboards.formats import duration, moment, number
 from dashboards.tables import Cell, Link, Outcome, Table, table
 from storage.promotions import PromotionHistory

@@ -1,65 +1,21 @@
 """Page: how alike KV heads rank tokens, with heads that rank alike beside each other."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import dendrogram, fcluster, leaves_list, linkage
-from scipy.spatial.distance import squareform
+from scipy.cluster.hierarchy import fcluster
 
 from dashboards.app.choosing import lineage_link, short_id
-from dashboards.app.content import DIVERGING, GREY, Figure, Nothing, Page, new_drawing
-from dashboards.app.records import Records, Row
+from dashboards.app.content import Nothing, Page
+from dashboards.app.records import Records
 from dashboards.app.selection import Selection
+from dashboards.figures.pairs import Correlations, draw_matrix, means_table
 from dashboards.formats import number
 from dashboards.tables import Table, table
 
 _ORDERS = [("clustered", "heads that rank alike together"), ("layers", "by layer")]
 _LEVELS = ("0.9", "0.8", "0.7", "0.6", "0.5")
-_MOST_WITH_TREE = 256  # more heads are told apart neither in a tree nor by their names
-_MOST_TICKS = 45
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Correlations:
-    """Rank correlations of all pairs of heads.
-
-    Attributes:
-        names: of the heads.
-        matrix: heads by heads, 1 on the diagonal; NaN where a head has no order.
-        num_samples: that each is a mean over.
-    """
-
-    names: tuple[str, ...]
-    matrix: NDArray[np.float64]
-    num_samples: int
-
-    @classmethod
-    def of_rows(cls, pairs: Sequence[Row], heads: Mapping[int, str]) -> "Correlations":
-        """From rows of the table `head_pairs`, and names of heads."""
-        size = 1 + max(row["head_b"] for row in pairs)
-        matrix = np.full((size, size), np.nan)
-        np.fill_diagonal(matrix, 1.0)
-        for row in pairs:
-            if row["spearman"] is not None:
-                matrix[row["head_a"], row["head_b"]] = matrix[row["head_b"], row["head_a"]] = row["spearman"]
-        names = tuple(heads.get(head, f"head {head}") for head in range(size))
-        return cls(names=names, matrix=matrix, num_samples=pairs[0]["n"])
-
-    def tree(self) -> NDArray[np.float64]:
-        """Average linkage over 1 minus the correlation; a pair without one counts as uncorrelated."""
-        distance = 1.0 - np.nan_to_num(self.matrix, nan=0.0)
-        np.fill_diagonal(distance, 0.0)
-        condensed = squareform(distance.clip(min=0.0), checks=False)
-        # Turning branches so that neighbours are as alike as can be takes the cube of the number of heads.
-        tree: NDArray[np.float64] = linkage(
-            condensed, method="average", optimal_ordering=len(self.names) <= _MOST_WITH_TREE
-        )
-        return tree
 
 
 def similarity_page(records: Records, selection: Selection) -> Page:
@@ -91,80 +47,9 @@ def similarity_page(records: Records, selection: Selection) -> Page:
             "title": "Head similarity",
             "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
             "figures": [draw_matrix(correlations, tree, clustered=order == "clustered")],
-            "tables": [_group_table(correlations, groups, level), _means_table(correlations)],
+            "tables": [_group_table(correlations, groups, level), means_table(correlations)],
             "origin": [lineage_link(policy_set)],
         },
-    )
-
-
-def draw_matrix(correlations: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
-    """The matrix; where heads are clustered, and few enough, the tree of their clusters stands above it."""
-    size = len(correlations.names)
-    order = leaves_list(tree).tolist() if clustered else list(range(size))
-    has_tree = clustered and size <= _MOST_WITH_TREE
-    names = [correlations.names[head] for head in order]
-    values = correlations.matrix[np.ix_(order, order)]
-    step = -(-size // _MOST_TICKS)
-    ticks: dict[str, Any] = {
-        "tickvals": list(range(0, size, step)),
-        "ticktext": names[::step],
-        "tickfont": {"size": 10},
-        "showgrid": False,
-        "zeroline": False,
-    }
-    drawing = new_drawing(
-        xaxis={**ticks, "tickangle": -90, "range": [-0.5, size - 0.5], "constrain": "domain"},
-        yaxis={**ticks, "range": [size - 0.5, -0.5], "domain": [0, 0.86 if has_tree else 1]},
-        plot_bgcolor="#fff",
-        showlegend=False,
-    )
-    drawing.add_heatmap(
-        z=[[None if np.isnan(value) else round(float(value), 3) for value in row] for row in values],
-        text=[[f"{one} and {other}: " for other in names] for one in names] if size <= _MOST_WITH_TREE else None,
-        hovertemplate="%{text}%{z:.3f}<extra></extra>" if size <= _MOST_WITH_TREE else "%{z:.3f}<extra></extra>",
-        colorscale=DIVERGING,
-        reversescale=True,
-        zmin=-1,
-        zmax=1,
-        colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if has_tree else 1, "y": 0, "yanchor": "bottom"},
-    )
-    if has_tree:
-        _add_tree(drawing, dendrogram(tree, no_plot=True))
-    off = correlations.matrix[~np.eye(size, dtype=bool)]
-    words = f"from {number(float(np.nanmin(off)))} to {number(float(np.nanmax(off)))}"
-    return Figure(
-        name="similarity",
-        title="How alike heads rank tokens",
-        drawing=drawing,
-        label=f"Matrix of rank correlations between {size} heads, {words}"
-        + (", with the tree of its clusters above it." if has_tree else "."),
-        height=720 if size > 12 else 520,
-        note=f"{size} heads, pairs {words}, mean over {correlations.num_samples} held-out samples. "
-        + ("The tree joins heads by average linkage; its height is 1 minus the correlation." if has_tree else ""),
-    )
-
-
-def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
-    """The tree over the matrix; scipy puts leaf number i at 10 i + 5."""
-    xs: list[float | None] = []
-    ys: list[float | None] = []
-    for across, up in zip(shape["icoord"], shape["dcoord"], strict=True):
-        xs += [(x - 5) / 10 for x in across] + [None]
-        ys += [*map(float, up), None]
-    drawing.add_scatter(
-        x=xs, y=ys, yaxis="y2", mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", name="tree"
-    )
-    top = max(max(up) for up in shape["dcoord"])
-    drawing.update_layout(
-        yaxis2={
-            "domain": [0.87, 1],
-            "anchor": "x",
-            "range": [0, 1.05 * top or 1],
-            "showgrid": False,
-            "zeroline": False,
-            "tickvals": [0.5, 1.0],  # not 0, which stands where the first head is named
-            "tickfont": {"size": 10},
-        }
     )
 
 
@@ -195,19 +80,3 @@ def _group_table(correlations: Correlations, groups: Sequence[Sequence[int]], le
         numeric={0, 1},
         long={2},
     )
-
-
-def _means_table(correlations: Correlations) -> Table:
-    layer = [name.partition(".")[0] for name in correlations.names]
-    within: list[float] = []
-    across: list[float] = []
-    for one in range(len(layer)):
-        for other in range(one + 1, len(layer)):
-            value = float(correlations.matrix[one, other])
-            if not np.isnan(value):
-                (within if layer[one] == layer[other] else across).append(value)
-    rows = [
-        [words, number(fmean(values)) if values else "–", str(len(values))]
-        for words, values in (("of one layer", within), ("of different layers", across))
-    ]
-    return table("Mean over pairs of heads", ["heads", "mean", "pairs"], rows)

@@ -8,10 +8,10 @@ import numpy as np
 from dashboards.app.choosing import choose_evaluation, lineage_link, origin
 from dashboards.app.content import Nothing, Page
 from dashboards.app.head_detail import RANK, UNRANKED
-from dashboards.app.head_grid import Heads
 from dashboards.app.kept_tokens import ORACLE, HeadChoice, most_selective_head
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection, page_url
+from dashboards.figures.heads import Heads
 from dashboards.styles import LEARNED, method_order, setting_label
 from dashboards.tables import Table, table
 from storage.token_ranks import StoredContext

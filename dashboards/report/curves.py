@@ -2,20 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
-from matplotlib.figure import Figure
-
-from dashboards.curves import draw_legend, draw_panel
+from dashboards.drawing import Figure
+from dashboards.figures.curves import draw_panels
 from dashboards.formats import number, sentence
 from dashboards.points import points_table
-from dashboards.report.document import Block, Picture, Section, missing, prose
-from dashboards.report.drawing import new_figure, to_png
+from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.view import Place, ReportView, short
-from dashboards.series import Panel, band_note, direction
-from dashboards.styles import ANALYSES, metric_label, setting_label, short_metric
-
-_COLUMNS = 3
-_WIDTH_INCHES, _PANEL_INCHES = 10.6, 2.9
+from dashboards.series import Panel, band_note, direction, split_full
+from dashboards.styles import ANALYSES, setting_label, short_metric
 
 
 def curves_section(view: ReportView) -> Section:
@@ -67,48 +63,33 @@ def _means(view: ReportView, place: Place, metrics: Sequence[str]) -> Iterator[B
         yield missing(f"a mean over tasks ({short(place)})", "`kvp evaluate` adds it for every curve.")
 
 
-def _picture(place: Place, panels: Sequence[Panel], title: str) -> Picture:
-    return Picture(
-        png=to_png(_grid(panels, [short_metric(panel.metric) for panel in panels])),
+def _picture(place: Place, panels: Sequence[Panel], title: str) -> Figure:
+    return Figure(
+        **_drawn(panels, [short_metric(panel.metric) for panel in panels]),
         title=title,
-        caption=f"{sentence(setting_label(place[1]))}. {_directions(panels)}.",
-        alt=_alt(panels, title),
+        note=f"{sentence(setting_label(place[1]))}. {_directions(panels)}; {band_note(panels)}.",
+        label=_alt(panels, title),
         tables=tuple(points_table(panel) for panel in panels),
     )
 
 
-def _small_multiples(place: Place, metric: str, tasks: Sequence[Panel]) -> Picture:
+def _small_multiples(place: Place, metric: str, tasks: Sequence[Panel]) -> Figure:
     title = f"The same by task: {short(place)}, {short_metric(metric)}"
-    return Picture(
-        png=to_png(_grid(tasks, [panel.task for panel in tasks])),
+    return Figure(
+        **_drawn(tasks, [panel.task for panel in tasks]),
         title=title,
-        caption=f"One panel a task, each with a scale of its own. {_directions(tasks)}.",
-        alt=_alt(tasks, title),
+        note=f"One panel a task, each with a scale of its own. {_directions(tasks)}; {band_note(tasks)}.",
+        label=_alt(tasks, title),
         tables=tuple(points_table(panel) for panel in tasks),
     )
 
 
-def _grid(panels: Sequence[Panel], titles: Sequence[str]) -> Figure:
-    columns = min(_COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(_WIDTH_INCHES, rows * _PANEL_INCHES + 1.3)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax, panel, title in zip(axes, panels, titles, strict=False):
-        draw_panel(ax, panel)
-        ax.set_title(f"{title}\n{ax.get_title(loc='left')}", fontsize=9, loc="left")
-        ax.set_xlabel("budget (tokens per KV head)", fontsize=9)
-        ax.set_ylabel(_unit(panel.metric), fontsize=9)
-        ax.tick_params(labelsize=8)
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    draw_legend(figure, panels)
-    return figure
-
-
-def _unit(metric: str) -> str:
-    """What stands in brackets behind a metric's words."""
-    _, bracket, unit = metric_label(metric).rpartition("(")
-    return unit.rstrip(")") if bracket else ""
+def _drawn(panels: Sequence[Panel], titles: Sequence[str]) -> dict[str, Any]:
+    """The panels as a figure, and its height."""
+    kept = [split_full(panel) for panel in panels]
+    lines = [f"{title}<br>{note}" if note else title for title, (_, note) in zip(titles, kept, strict=True)]
+    height = 130 + 300 * -(-len(panels) // 3)
+    return {"drawing": draw_panels([panel for panel, _ in kept], lines, height=height), "height": height}
 
 
 def _directions(panels: Sequence[Panel]) -> str:

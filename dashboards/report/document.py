@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dashboards.drawing import Figure
 from dashboards.tables import Table
 
 BETTER_MARK, WORSE_MARK, UNDECIDED_MARK = "▲", "▼", "·"
@@ -30,26 +31,7 @@ class Prose:
     kind: str = "plain"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A figure, and the numbers that it is drawn from.
-
-    Attributes:
-        png: a PNG file's bytes.
-        title: what it shows.
-        caption: how to read it.
-        alt: the same for who cannot see it.
-        tables: its numbers.
-    """
-
-    png: bytes
-    title: str
-    caption: str
-    alt: str
-    tables: tuple[Table, ...] = ()
-
-
-Block = Prose | Table | Picture
+Block = Prose | Table | Figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,15 @@
 """Section: are the best sets of different budgets nested, and does a score track the harm of leaving a token out?"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from dashboards.formats import NOTHING, is_number, with_interval
+from plotly.colors import sample_colorscale
+
+from dashboards.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
+from dashboards.figures.curves import budget_axis
+from dashboards.formats import NOTHING, with_interval
 from dashboards.report.claims import Row
-from dashboards.report.document import Block, Picture, Section, missing, prose
-from dashboards.report.drawing import GREY, SEQUENTIAL, new_figure, plain_axes, to_png
+from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.view import Place, ReportView, short
 from dashboards.styles import method_order, style_of
 from dashboards.tables import Table, table
@@ -15,6 +19,8 @@ _NESTED = {
     "excess_missed_mass": "future attention missed beyond the best set's (share)",
 }
 _ANALYSED = "`kvp evaluate --set evaluate.num_analysed=1` measures it on a sample of each task."
+_HEIGHT = 420
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 Cells = Mapping[tuple[int, int], Row]
 
 
@@ -71,41 +77,36 @@ def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
             yield _nested_picture(place, method, there)
 
 
-def _nested_picture(place: Place, method: str, cells_by_quantity: Mapping[str, Cells]) -> Picture:
+def _nested_picture(place: Place, method: str, cells_by_quantity: Mapping[str, Cells]) -> Figure:
     title = f"Are the best sets nested? {short(place)}, chosen by {method}"
-    figure = new_figure(9.5, 3.5)
-    for ax, (quantity, cells) in zip(
-        figure.subplots(1, len(cells_by_quantity), squeeze=False).flat, cells_by_quantity.items(), strict=True
-    ):
+    columns = len(cells_by_quantity)
+    drawing = new_grid([_NESTED[name] for name in cells_by_quantity], columns=columns, gap_pixels=0, height=_HEIGHT)
+    for panel, cells in enumerate(cells_by_quantity.values()):
         larger = sorted({pair[1] for pair in cells})
-        colours = _shades(len(larger))
+        shades = sample_colorscale(SEQUENTIAL, [line / max(1, len(larger) - 1) * 0.85 for line in range(len(larger))])
         for line, of in enumerate(larger):
             points = sorted((budget, row) for (budget, other), row in cells.items() if other == of)
-            ax.errorbar(
-                [budget for budget, _ in points],
-                [row["value"] for _, row in points],
-                yerr=_bars([row for _, row in points]),
-                color=colours[line],
-                marker="osD^vPX*"[line % 8],
-                markersize=5,
-                linewidth=1.4,
-                capsize=2.5,
-                label=f"from {of} tokens",
+            drawing.add_scatter(
+                name=f"from {of} tokens",
+                legendgroup=str(of),
+                showlegend=panel == 0,
+                x=[budget for budget, _ in points],
+                y=[row["value"] for _, row in points],
+                error_y=_bars([row for _, row in points]),
+                mode="lines+markers",
+                line={"color": shades[line]},
+                marker={"symbol": _SYMBOLS[line % len(_SYMBOLS)], "size": 7},
+                **cell(panel, columns),
             )
-        ax.set_xscale("log", base=2)
-        budgets = sorted({pair[0] for pair in cells})
-        ax.set_xticks(budgets, [str(budget) for budget in budgets])
-        ax.set_xlabel("smaller budget (tokens per KV head)", fontsize=9, color=GREY)
-        ax.set_title(_NESTED[quantity], fontsize=9, loc="left", color=GREY)
-        plain_axes(ax)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8.5, frameon=False)
+        title = "smaller budget (tokens per KV head)"
+        drawing.update_xaxes(budget_axis(sorted({pair[0] for pair in cells}), title=title), **cell(panel, columns))
     tables = tuple(_nested_table(place, method, quantity, cells) for quantity, cells in cells_by_quantity.items())
-    return Picture(
-        png=to_png(figure),
+    return Figure(
+        drawing=drawing,
+        height=_HEIGHT,
         title=title,
-        caption="One line for each larger budget, whose cache was chosen from; bars: bootstrap intervals over samples.",
-        alt=f"{title}. Line charts against the smaller budget; all values are in the tables below.",
+        note="One line for each larger budget, whose cache was chosen from; bars: bootstrap intervals over samples.",
+        label=f"{title}. Line charts against the smaller budget; all values are in the tables below.",
         tables=tables,
     )
 
@@ -120,26 +121,29 @@ def _nested_table(place: Place, method: str, quantity: str, cells: Cells) -> Tab
     )
 
 
-def _left_out(place: Place, rows: Sequence[Row]) -> Picture:
+def _left_out(place: Place, rows: Sequence[Row]) -> Figure:
     title = f"Does the score track the harm? {short(place)}"
     ordered = sorted(rows, key=lambda row: (method_order(row["method"]), row["seed"], row["budget"] or 0))
-    figure = new_figure(7.5, 0.32 * len(ordered) + 0.9)
-    ax = figure.subplots()
-    for y, row in enumerate(reversed(ordered)):
+    drawing = new_drawing(
+        showlegend=False,
+        xaxis={"title": {"text": "rank correlation of scores with the divergence"}, "zerolinecolor": GREY},
+        yaxis={"automargin": True, "autorange": "reversed", "type": "category"},
+    )
+    for row in ordered:
         style = style_of(row["method"])
-        ax.errorbar(
-            [row["value"]],
-            [y],
-            xerr=_bars([row]),
-            color=style.colour,
-            marker=style.marker or "|",
-            markersize=7,
-            capsize=3,
+        drawing.add_scatter(
+            name=_name(row),
+            x=[row["value"]],
+            y=[_name(row)],
+            error_x=_bars([row]),
+            mode="markers",
+            marker={
+                "color": style.colour,
+                "symbol": style.symbol,
+                "size": 9,
+                "line": {"color": style.colour, "width": 1},
+            },
         )
-    ax.axvline(0, color=GREY, linewidth=0.8)
-    ax.set_yticks(range(len(ordered)), [_name(row) for row in reversed(ordered)])
-    ax.set_xlabel("rank correlation of scores with the divergence", fontsize=9, color=GREY)
-    plain_axes(ax)
     numbers = table(
         title,
         ("method", "seed", "rank correlation [interval]", "samples"),
@@ -147,11 +151,12 @@ def _left_out(place: Place, rows: Sequence[Row]) -> Picture:
         num_labels=2,
     )
     values = ", ".join(f"{_name(row)} {_cell(row)}" for row in ordered)
-    return Picture(
-        png=to_png(figure),
+    return Figure(
+        drawing=drawing,
+        height=110 + 32 * len(ordered),
         title=title,
-        caption="One mark a method and seed; bars: bootstrap intervals over samples.",
-        alt=f"{title}. {values}.",
+        note="One mark a method and seed; bars: bootstrap intervals over samples.",
+        label=f"{title}. {values}.",
         tables=(numbers,),
     )
 
@@ -164,21 +169,10 @@ def _cell(row: Row | None) -> str:
     return NOTHING if row is None else with_interval(row["value"], row["ci_low"], row["ci_high"])
 
 
-def _bars(rows: Sequence[Row]) -> list[list[float]]:
-    """How far the ends of the intervals are from the values; nothing where there is no interval."""
-
-    def reach(row: Row, end: str) -> float:
-        return abs(row[end] - row["value"]) if is_number(row[end]) else 0.0
-
-    return [[reach(row, end) for row in rows] for end in ("ci_low", "ci_high")]
+def _bars(rows: Sequence[Row]) -> dict[str, Any]:
+    return error_bars(*([row[name] for row in rows] for name in ("value", "ci_low", "ci_high")))
 
 
 def _samples(rows: Sequence[Row]) -> str:
     counts = sorted({row["n"] for row in rows})
     return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples"
-
-
-def _shades(count: int) -> list[tuple[float, float, float, float]]:
-    from matplotlib import colormaps
-
-    return [colormaps[SEQUENTIAL](place / max(1, count - 1) * 0.85) for place in range(count)]

@@ -1,11 +1,11 @@
 """What the catalog has of each KV head of an evaluation: shape, held-out cost, and every method's cost."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dashboards.figures.heads import Heads
 from dashboards.formats import is_number
 from dashboards.report.claims import Row
 from dashboards.report.view import Place, ReportView
@@ -16,17 +16,14 @@ SHAPES = {
     "effective_tokens": "effective tokens",
     "rank_deviation": "rank deviation",
 }
-_NAME = re.compile(r"L(\d+)\.H(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """One KV head: its place, its shape, its cost on held-out traces, and each method's cost on the judged samples."""
+    """One KV head: its shape, its cost on held-out traces, and each method's cost on the judged samples."""
 
     head: int
     name: str
-    layer: int
-    kv_head: int
     heldout_cost: float | None
     shape: Mapping[str, float | None]
     costs: Mapping[tuple[Place, str], float]
@@ -46,20 +43,22 @@ def read_heads(view: ReportView) -> list[Head]:
         names[row["head"]] = row["head_name"]
     heads = []
     for head, name in sorted(names.items()):
-        place = _NAME.fullmatch(name)
         rows = trained.get(head, [])
         heads.append(
             Head(
                 head=head,
                 name=name,
-                layer=int(place[1]) if place else head,
-                kv_head=int(place[2]) if place else 0,
                 heldout_cost=mean_of([row["heldout_cost"] for row in rows]),
                 shape={shape: mean_of([row.get(shape) for row in rows]) for shape in SHAPES},
                 costs={key: sum(values) / len(values) for key, values in costs.get(head, {}).items()},
             )
         )
     return heads
+
+
+def places_of(heads: Sequence[Head]) -> Heads:
+    """Where the heads lie on a map."""
+    return Heads.of_rows([{"head": head.head, "head_name": head.name} for head in heads])
 
 
 def method_costs(heads: Sequence[Head], place: Place) -> dict[str, np.ndarray]:

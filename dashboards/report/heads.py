@@ -1,13 +1,17 @@
 """Section: what distinguishes KV heads, and what each method's ranking costs each of them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from dashboards.drawing import Figure
+from dashboards.figures.heads import HeadMap, cost_map, draw_cost_boxes, draw_maps, linear_colours
+from dashboards.figures.pairs import Correlations, draw_matrix, means_table
 from dashboards.formats import NOTHING, is_number, number
 from dashboards.report.document import Block, Section, missing, prose
-from dashboards.report.head_figures import cost_boxes, cost_maps, pair_map, shape_maps
-from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, read_heads
+from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, places_of, read_heads
 from dashboards.report.view import Place, ReportView, short
 from dashboards.styles import BOUNDS
 from dashboards.tables import Table, table
@@ -49,7 +53,37 @@ def _shapes(heads: Sequence[Head]) -> Iterator[Block]:
             f"Heads rank the same tokens differently: the variance of a token's rank (0 to 1) across heads is "
             f"{number(spread)} on average; it is 0 where all heads agree and 0.083 where each ranks at random."
         )
-    yield shape_maps(heads, {shape: SHAPES[shape] for shape in there}, _heads_table(heads))
+    yield _shape_maps(heads, there)
+
+
+def _shape_maps(heads: Sequence[Head], shapes: Sequence[str]) -> Figure:
+    """One map a figure of shape."""
+    shape_values = {SHAPES[shape]: [_known(head.shape[shape]) for head in heads] for shape in shapes}
+    ranges = "; ".join(
+        f"{words} from {number(np.nanmin(values))} to {number(np.nanmax(values))}"
+        for words, values in shape_values.items()
+    )
+    places = places_of(heads)
+    return Figure(
+        drawing=draw_maps(
+            places,
+            [
+                HeadMap(title=words, values=values, texts=list(map(number, values)), colours=linear_colours(values))
+                for words, values in shape_values.items()
+            ],
+        ),
+        height=places.height * len(shape_values),
+        title="Shape of the oracle's importance, head by head",
+        note="A steep Zipf slope means that few tokens matter, so that eviction costs little; many effective tokens "
+        "mean the opposite. A large rank deviation: the head ranks unlike the others. Layers from left to right, KV "
+        "heads of a layer from top to bottom. Grey: no value.",
+        label=f"Heat maps over layers and KV heads: {ranges}. The values are in the table below.",
+        tables=(_heads_table(heads),),
+    )
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _heads_table(heads: Sequence[Head]) -> Table:
@@ -68,7 +102,7 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
     for place in sorted({place_of(row) for row in view.rows.head_costs}):
         costs = method_costs(heads, place)
         summary = _cost_table(view, place, costs, [head.name for head in heads])
-        yield cost_boxes(place, costs, summary)
+        yield _cost_boxes(place, costs, summary)
         heuristics = [method for method in costs if method not in view.own and method not in BOUNDS]
         best = min(heuristics, key=lambda method: float(np.nanmean(costs[method])), default=None)
         shown = [
@@ -77,7 +111,41 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
             if method is not None
         ]
         if shown:
-            yield cost_maps(place, heads, {method: costs[method] for method in shown})
+            yield _cost_maps(place, heads, {method: costs[method] for method in shown})
+
+
+def _cost_maps(place: Place, heads: Sequence[Head], costs: Mapping[str, np.ndarray]) -> Figure:
+    """The learned policy's cost of each head and the best other method's, in the same colours."""
+    everything = np.concatenate(list(costs.values())).tolist()
+    names = " and ".join(costs)
+    rows = [(head.name, *(number(values[index]) for values in costs.values())) for index, head in enumerate(heads)]
+    places = places_of(heads)
+    return Figure(
+        drawing=draw_maps(
+            places,
+            [cost_map(values.tolist(), title=f"{method}: cost", shared=everything) for method, values in costs.items()],
+        ),
+        height=places.height * len(costs),
+        title=f"Cost of each head under {names}: {short(place)}",
+        note="The same logarithmic colours in each map; 1 is optimal. The second method is the baseline with the "
+        "lowest mean cost.",
+        label="Heat maps of eviction cost over layers and KV heads: "
+        + "; ".join(f"{name} from {number(np.nanmin(v))} to {number(np.nanmax(v))}" for name, v in costs.items())
+        + ". The values are in the table below.",
+        tables=(table(f"Cost of every head: {short(place)}", ("head", *costs), rows),),
+    )
+
+
+def _cost_boxes(place: Place, costs: Mapping[str, np.ndarray], numbers: Table) -> Figure:
+    medians = ", ".join(f"{method} {number(float(np.nanmedian(values)))}" for method, values in costs.items())
+    return Figure(
+        drawing=draw_cost_boxes(costs),
+        height=100 + 34 * len(costs),
+        title=f"Cost of heads by method: {short(place)}",
+        note="Box: middle half of the heads, with the median; line: 5 % to 95 %; dots: the heads outside.",
+        label=f"Box plots of eviction cost over heads. Medians: {medians}. Quartiles are in the table below.",
+        tables=(numbers,),
+    )
 
 
 def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
@@ -108,10 +176,10 @@ def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
             "rank correlations between heads", "`kvp train` of this release measures them on held-out traces."
         )
         return
-    pairs: dict[tuple[int, int], list[float]] = {}
-    for row in known:
-        pairs.setdefault((row["head_a"], row["head_b"]), []).append(row["spearman"])
-    means = {pair: sum(values) / len(values) for pair, values in pairs.items()}
+    correlations = Correlations.of_rows(known, {head.head: head.name for head in heads})
+    means = {
+        pair: float(correlations.matrix[pair]) for pair in sorted({(row["head_a"], row["head_b"]) for row in known})
+    }
     order = sorted(means, key=lambda pair: (-means[pair], pair))
     shown = dict.fromkeys([*order[:_EXTREMES], *order[-_EXTREMES:]])
     extremes = table(
@@ -121,14 +189,8 @@ def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
         note="Of all pairs: SELECT * FROM head_pairs.",
         num_labels=2,
     )
-    within = mean_of([value for (a, b), value in means.items() if names[a].layer == names[b].layer])
-    across = mean_of([value for (a, b), value in means.items() if names[a].layer != names[b].layer])
-    summary = table(
-        "Rank correlation between heads, mean over pairs",
-        ("pairs", "mean"),
-        [("of one layer", number(within)), ("of different layers", number(across))],
-    )
-    yield pair_map(heads, means, (summary, extremes))
+    matrix = draw_matrix(correlations, correlations.tree(), clustered=False)
+    yield replace(matrix, tables=(means_table(correlations), extremes))
 
 
 def _extremes(heads: Sequence[Head]) -> Iterator[Block]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dashboards.report.document import Block, Document, Picture, Prose
+from dashboards.drawing import Figure
+from dashboards.report.document import Block, Document, Prose
 from dashboards.tables import Table, markdown_table, markdown_text
 
 
@@ -23,7 +24,7 @@ def _block(block: Block) -> Iterator[str]:
     elif isinstance(block, Table):
         yield from markdown_table(block)
     else:
-        yield from _picture(block)
+        yield from _figure(block)
 
 
 def _prose(block: Prose) -> str:
@@ -34,7 +35,7 @@ def _prose(block: Prose) -> str:
     return "\n".join(f"- {markdown_text(line)}" for line in block.lines)
 
 
-def _picture(block: Picture) -> Iterator[str]:
+def _figure(block: Figure) -> Iterator[str]:
     yield f"### {markdown_text(block.title)}"
     for table in block.tables:
         yield from markdown_table(table)

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
+import plotly.graph_objects as go
 
+from dashboards.drawing import DIVERGING, Figure, cell, new_grid
 from dashboards.formats import NOTHING
 from dashboards.report.claims import Row, ordered_metrics
-from dashboards.report.document import MARKS, MARKS_NOTE, Block, Picture, Section, missing, prose
-from dashboards.report.drawing import DIVERGING, colour_bar, heat_map, new_figure, to_png
+from dashboards.report.document import MARKS, MARKS_NOTE, Block, Section, missing, prose
 from dashboards.report.view import Place, ReportView, short
 from dashboards.report.wins import REMEDY
 from dashboards.styles import method_order, short_metric
 from dashboards.tables import Table, table
 
 _COLUMNS = 3
+_MARKS = {verdict: mark for verdict, mark in MARKS.items() if verdict != "undecided"}
 
 
 def matrix_section(view: ReportView) -> Section:
@@ -43,63 +42,69 @@ def _blocks(view: ReportView) -> Iterator[Block]:
             yield missing(f"two methods that compete ({short(place)})", "Judge several with `kvp evaluate --methods`.")
 
 
-def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Picture:
+def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Figure:
     methods = sorted({row["method"] for row in rows}, key=method_order)
     budgets = sorted({row["budget"] for row in rows})
     cells = {(row["budget"], row["method"], row["other"]): row for row in rows}
     title = f"Who beats whom: {short(place)}, {short_metric(metric)}"
     won = {method: sum(row["verdict"] == "better" for row in rows if row["method"] == method) for method in methods}
     least = min((row["n"] for row in rows), default=0)
-    return Picture(
-        png=to_png(draw_matrices(methods, budgets, cells)),
+    return Figure(
+        drawing=draw_matrices(methods, budgets, cells),
+        height=_height(methods, budgets),
         title=title,
-        caption=f"One matrix a budget. Colour: the confidence that the row's method is better; {MARKS_NOTE}. {least} "
+        note=f"One matrix a budget. Colour: the confidence that the row's method is better; {MARKS_NOTE}. {least} "
         "samples or more, mean over tasks.",
-        alt=f"{title}. One matrix a budget. Of {len(budgets) * (len(methods) - 1)} comparisons each, won: "
+        label=f"{title}. One matrix a budget. Of {len(budgets) * (len(methods) - 1)} comparisons each, won: "
         + ", ".join(f"{method} {count}" for method, count in won.items())
         + ". The confidences are in the tables below.",
         tables=tuple(_table(title, methods, budget, cells) for budget in budgets),
     )
 
 
-def draw_matrices(methods: Sequence[str], budgets: Sequence[int], cells: Mapping[tuple[int, str, str], Row]) -> Figure:
+def _height(methods: Sequence[str], budgets: Sequence[int]) -> int:
+    return 110 + -(-len(budgets) // _COLUMNS) * (110 + 20 * len(methods))
+
+
+def draw_matrices(
+    methods: Sequence[str], budgets: Sequence[int], cells: Mapping[tuple[int, str, str], Row]
+) -> go.Figure:
     """Methods by methods, one matrix a budget: confidence as colour, and a mark where the verdict is certain."""
     columns = min(_COLUMNS, len(budgets))
-    lines = -(-len(budgets) // columns)
-    side = 0.24 * len(methods)
-    figure = new_figure(columns * (side + 0.25) + 2.2, lines * (side + 0.4) + 1.2)
-    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    titles = [f"{budget} tokens" for budget in budgets]
+    bar = {"title": {"text": "confidence"}, "thickness": 14, "outlinewidth": 0}
+    drawing = new_grid(
+        titles,
+        columns=columns,
+        gap_pixels=120,
+        height=_height(methods, budgets),
+        coloraxis={"colorscale": DIVERGING, "reversescale": True, "cmin": 0, "cmax": 1, "colorbar": bar},
+        plot_bgcolor="#BDBDBD",
+    )
     for place, budget in enumerate(budgets):
-        ax = axes.flat[place]
         grid = [[cells.get((budget, method, other)) for other in methods] for method in methods]
-        shares = np.array([[np.nan if cell is None else cell["confidence"] for cell in line] for line in grid])
-        image = heat_map(ax, shares, colours=DIVERGING, norm=Normalize(0, 1), rows=methods, columns=methods)
-        for y, line in enumerate(grid):
-            for x, cell in enumerate(line):
-                if cell is not None and cell["verdict"] != "undecided":
-                    ax.text(
-                        x, y, MARKS[cell["verdict"]], ha="center", va="center", fontsize=8, color=_ink(shares[y, x])
-                    )
-        ax.set_title(f"{budget} tokens", fontsize=9.5)
-        ax.tick_params(axis="x", rotation=90)
-    for ax in axes.flat[len(budgets) :]:
-        ax.set_axis_off()
-    colour_bar(figure, image, list(axes.flat), "confidence")
-    return figure
-
-
-def _ink(share: float) -> str:
-    return "white" if abs(share - 0.5) > 0.35 else "black"
+        drawing.add_heatmap(
+            x=list(methods),
+            y=list(methods),
+            z=[[None if row is None else row["confidence"] for row in line] for line in grid],
+            text=[["" if row is None else _MARKS.get(row["verdict"], "") for row in line] for line in grid],
+            texttemplate="%{text}",
+            hovertemplate="%{y} against %{x}: %{z:.3f}<extra></extra>",
+            coloraxis="coloraxis",
+            **cell(place, columns),
+        )
+    drawing.update_xaxes(tickangle=-90, showgrid=False)
+    return drawing.update_yaxes(autorange="reversed", showgrid=False)
 
 
 def _table(title: str, methods: Sequence[str], budget: int, cells: Mapping[tuple[int, str, str], Row]) -> Table:
-    def cell(method: str, other: str) -> str:
+    def words(method: str, other: str) -> str:
         row = cells.get((budget, method, other))
         return NOTHING if row is None else f"{MARKS[row['verdict']]} {row['confidence']:.3f}"
 
     return table(
         f"{title}, {budget} tokens",
         ("", *methods),
-        [(method, *(cell(method, other) for other in methods)) for method in methods],
+        [(method, *(words(method, other) for other in methods)) for method in methods],
         note=f"Confidence that the method of the row is better than that of the column. {MARKS_NOTE}.",
     )

@@ -4,19 +4,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
-from matplotlib.figure import Figure
+import plotly.graph_objects as go
 
+from dashboards.drawing import Figure, cell, log_axis, new_grid
 from dashboards.formats import NOTHING, counted, duration, number, percent, with_interval
-from dashboards.report.document import Block, Picture, Section, missing, prose
-from dashboards.report.drawing import GREY, log_axis, new_figure, plain_axes, to_png
+from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.judged import agent_words
 from dashboards.report.rows import Row, Training
 from dashboards.report.view import ReportView
 from dashboards.tables import Table, table
 
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
-_MARKERS = "osD^vP*X"
-_DASHES = ("-", "--", "-.", ":")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
+_DASHES = ("solid", "dash", "dashdot", "dot")
 Curve = Sequence[tuple[float, float]]
 
 
@@ -95,48 +95,48 @@ def _width(training: Training) -> str:
     return f"width {width}, " if width else ""
 
 
-def _picture(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Picture:
+def _picture(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Figure:
     groups = _groups(trainings)
     ends = "; ".join(f"{_label(group)}: {number(_final(group))} at the end" for group in groups)
-    return Picture(
-        png=to_png(draw_courses(trainings)),
+    return Figure(
+        drawing=draw_courses(trainings),
+        height=420 + 22 * len(groups),
         title="Held-out cost during training",
-        caption="One line a policy set, seeds of one configuration in one colour; both axes are logarithmic. A curve "
+        note="One line a policy set, seeds of one configuration in one colour; both axes are logarithmic. A curve "
         "is the mean over heads, measured every so many steps.",
-        alt=f"Line charts of held-out cost against training. {ends}. All values are in the table below.",
+        label=f"Line charts of held-out cost against training. {ends}. All values are in the table below.",
         tables=(_steps_table(trainings, curves),),
     )
 
 
-def draw_courses(trainings: Sequence[Training]) -> Figure:
+def draw_courses(trainings: Sequence[Training]) -> go.Figure:
     """Held-out cost against steps, and against seconds where these were recorded."""
-    groups = _groups(trainings)
-    axes_of = [("training steps", cost_by_step)]
+    curves_of = {"training steps": cost_by_step}
     if any(cost_by_second(training) for training in trainings):
-        axes_of.append(("seconds of training", cost_by_second))
-    figure = new_figure(4.9 * len(axes_of) + (1.5 if len(axes_of) == 1 else 0), 3.6 + 0.22 * len(groups))
-    for ax, (words, curve_of) in zip(figure.subplots(1, len(axes_of), squeeze=False).flat, axes_of, strict=True):
-        for place, group in enumerate(groups):
+        curves_of["seconds of training"] = cost_by_second
+    drawing = new_grid([""] * len(curves_of), columns=len(curves_of), gap_pixels=0, height=420, legend_below=True)
+    for column, (words, curve_of) in enumerate(curves_of.items()):
+        drawn: list[Curve] = []
+        for place, group in enumerate(_groups(trainings)):
             for number_in_group, training in enumerate(group):
                 if points := curve_of(training):
-                    ax.plot(
-                        *zip(*points, strict=True),
-                        color=_COLOURS[place % len(_COLOURS)],
-                        linestyle=_DASHES[place // len(_COLOURS) % len(_DASHES)],
-                        marker=_MARKERS[place % len(_MARKERS)],
-                        markersize=4,
-                        linewidth=1.4,
-                        alpha=0.85,
-                        label=_label(group) if number_in_group == 0 else None,
+                    drawn.append(points)
+                    drawing.add_scatter(
+                        name=_label(group),
+                        legendgroup=_label(group),
+                        showlegend=column == number_in_group == 0,
+                        x=[x for x, _ in points],
+                        y=[cost for _, cost in points],
+                        mode="lines+markers",
+                        line={"color": _COLOURS[place % len(_COLOURS)], "dash": _DASHES[place // len(_COLOURS) % 4]},
+                        marker={"symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 6},
+                        **cell(column, len(curves_of)),
                     )
-        log_axis(ax.xaxis)
-        log_axis(ax.yaxis)
-        ax.set_xlabel(words, fontsize=9, color=GREY)
-        ax.set_ylabel("held-out cost (1 is optimal)", fontsize=9, color=GREY)
-        plain_axes(ax)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
-    return figure
+        axes = [log_axis(words, (x for curve in drawn for x, _ in curve))]
+        axes.append(log_axis("held-out cost (1 is optimal)", (cost for curve in drawn for _, cost in curve)))
+        drawing.update_xaxes(axes[0], **cell(column, len(curves_of)))
+        drawing.update_yaxes(axes[1], **cell(column, len(curves_of)))
+    return drawing
 
 
 def _steps_table(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Table:

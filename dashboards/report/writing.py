@@ -6,7 +6,10 @@ same rows give the same bytes. What a section shows is in the module of its name
 
 from pathlib import Path
 
+from plotly.offline import get_plotlyjs
+
 from dashboards.curves import replace_file
+from dashboards.drawing import Figure
 from dashboards.rendering import render_template
 from dashboards.report.curves import curves_section, reward_section
 from dashboards.report.document import Document
@@ -51,7 +54,7 @@ def write_report(rows: ReportRows, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)  # first, as drawing takes a while
     document = make_report(rows)
-    page, tables = render_template("report.html", document=document), render_report_markdown(document)
+    page, tables = render_report_page(document), render_report_markdown(document)
     return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
 
 
@@ -68,3 +71,9 @@ def make_report(rows: ReportRows) -> Document:
         summary=(f"{rows.evaluation_id}, made by {rows.run_id}.", *summary),
         sections=tuple(make(view) for make in _SECTIONS),
     )
+
+
+def render_report_page(document: Document) -> str:
+    """The page as text; it holds plotly.js where there are figures to draw."""
+    has_figures = any(isinstance(block, Figure) for section in document.sections for block in section.blocks)
+    return render_template("report.html", document=document, plotlyjs=get_plotlyjs() if has_figures else "")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.app.content import log_ticks
 from dashboards.app.differences import read_differences
 from dashboards.app.kept_tokens import HeadChoice, most_selective_head, shares_by_budget
 from dashboards.app.selection import Selection
-from dashboards.app.similarity import Correlations, draw_matrix
+from dashboards.drawing import log_ticks
+from dashboards.figures.pairs import Correlations, draw_matrix
 from dashboards.series import make_panels
 from storage.token_ranks import StoredContext, StoredRanking
 from tests.dashboards.curve_points import point

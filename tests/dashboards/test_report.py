@@ -1,7 +1,6 @@
 """The page and the Markdown: whole, valid, self-contained, the same for the same rows; and what figures show."""
 
-import base64
-import io
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,19 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.image import imread
+from plotly.offline import get_plotlyjs
 from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 
+from dashboards.drawing import Figure
 from dashboards.formats import ID, duration, interval, listed, number, percent
-from dashboards.rendering import render_template
-from dashboards.report.document import Document, Picture, Prose, Section, missing, prose
-from dashboards.report.head_figures import draw_maps
-from dashboards.report.head_rows import method_costs, read_heads
+from dashboards.report.document import Document, Prose, Section, missing, prose
+from dashboards.report.head_rows import method_costs, places_of, read_heads
+from dashboards.report.heads import heads_section
 from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.training import draw_courses
 from dashboards.report.view import ReportView
-from dashboards.report.writing import _SECTIONS, make_report, write_report
+from dashboards.report.writing import _SECTIONS, make_report, render_report_page, write_report
 from dashboards.styles import _STYLES, style_of
 from dashboards.tables import Table, table
 from kvpolicy.methods.registry import method_names
@@ -58,7 +57,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" in self.open:
+        if {"style", "script"} & set(self.open):
             return
         self.texts.append(data)
         if {"td", "th"} & set(self.open):
@@ -72,7 +71,7 @@ def report(planted, task_comparisons) -> Document:
 
 @pytest.fixture(scope="module")
 def text(report) -> str:
-    return render_template("report.html", document=report)
+    return render_report_page(report)
 
 
 @pytest.fixture(scope="module")
@@ -104,37 +103,40 @@ def numbers(report: Document) -> list[Table]:
     found = []
     for section in report.sections:
         for block in section.blocks:
-            found += block.tables if isinstance(block, Picture) else [block] if isinstance(block, Table) else []
+            found += block.tables if isinstance(block, Figure) else [block] if isinstance(block, Table) else []
     return found
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere(page, text):
     names = [tag for tag, _ in page.elements]
     assert names.count("h1") == names.count("main") == names.count("title") == 1
-    assert "script" not in names and "link" not in names and "iframe" not in names
-    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[A-Za-z0-9+/=]+", "", text))
+    assert "link" not in names and "iframe" not in names and "img" not in names
+    assert not [attributes for _, attributes in page.elements if "src" in attributes]
+    assert not re.search(r"https?:|//|@import|url\(", text.replace(get_plotlyjs(), ""))
+    (policy,) = (a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';") and "http" not in policy and "self" not in policy
     targets = {attributes["href"] for tag, attributes in page.elements if tag == "a"}
     places = {f"#{attributes['id']}" for _, attributes in page.elements if "id" in attributes}
     assert targets == places and len(targets) == len(_SECTIONS)
     assert len(text) < 6_000_000
 
 
-def test_every_figure_is_inside_the_page_and_has_words_for_who_cannot_see_it(page, report):
-    pictures = [block for section in report.sections for block in section.blocks if isinstance(block, Picture)]
-    shown = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert len(shown) == len(pictures) >= 10
-    for attributes, picture in zip(shown, pictures, strict=True):
-        start, content = attributes["src"].split(",", 1)
-        assert start == "data:image/png;base64"
-        drawn = imread(io.BytesIO(base64.b64decode(content)))
-        assert drawn.shape[1] >= 500 and drawn.std() > 0.01
-        assert attributes["alt"] == picture.alt and len(picture.alt) > 40
-        assert picture.tables
+def test_every_figure_is_inside_the_page_and_has_words_for_who_cannot_see_it(page, text, report):
+    figures = [block for section in report.sections for block in section.blocks if isinstance(block, Figure)]
+    shown = [attributes for _, attributes in page.elements if attributes.get("class") == "plot"]
+    drawings = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert len(shown) == len(drawings) == len(figures) >= 10
+    for attributes, drawing, figure in zip(shown, drawings, figures, strict=True):
+        assert json.loads(drawing) == json.loads(figure.drawing.to_json())
+        assert json.loads(drawing)["data"]
+        assert attributes["style"] == f"height: {figure.height}px" and figure.height >= 200
+        assert attributes["aria-label"] == figure.label and len(figure.label) > 40
+        assert figure.tables
 
 
 def test_every_section_says_where_it_is_from_and_every_id_is_in_the_catalog(planted, report, text, markdown):
     known = planted.ids()
-    for form in (re.sub(r"base64,[A-Za-z0-9+/=]+", "", text), markdown):
+    for form in (text.replace(get_plotlyjs(), ""), markdown):
         named = set(ID.findall(form))
         assert named <= known
         assert {planted.rows.evaluation_id, planted.rows.run_id} <= named
@@ -234,40 +236,48 @@ def test_two_benchmarks_have_curves_and_matrices_apart(planted):
 
 
 def test_heat_maps_have_layers_from_left_to_right_and_heads_from_top_to_bottom(planted):
-    heads = read_heads(ReportView(rows=planted.rows))
-    assert [(head.layer, head.kv_head) for head in heads] == HEADS
-    costs = method_costs(heads, ("ruler", "query_agnostic"))
-    assert list(costs) == ["kvp", "oracle", "snapkv", "h2o"]
-    figure = draw_maps(heads, {"kvp": (costs["kvp"], None), "snapkv": (costs["snapkv"], None)})
-    images = [ax.images[0].get_array() for ax in figure.axes if ax.images]
-    np.testing.assert_allclose(images[0], [[1.2, 1.4, 1.6], [1.3, 1.5, 1.7]])
-    np.testing.assert_allclose(images[1], [[2.5, 2.7, 2.9], [2.6, 2.8, 3.0]])
+    view = ReportView(rows=planted.rows)
+    heads = read_heads(view)
+    assert list(places_of(heads).places) == HEADS
+    assert list(method_costs(heads, ("ruler", "query_agnostic"))) == ["kvp", "oracle", "snapkv", "h2o"]
+    (drawing,) = (
+        block.drawing
+        for block in heads_section(view).blocks
+        if isinstance(block, Figure) and block.title.startswith("Cost of each head under kvp and snapkv")
+    )
+    first, second = (10 ** np.array(trace.z, dtype=float) for trace in drawing.data)
+    np.testing.assert_allclose(first, [[1.2, 1.4, 1.6], [1.3, 1.5, 1.7]])
+    np.testing.assert_allclose(second, [[2.5, 2.7, 2.9], [2.6, 2.8, 3.0]])
+    assert drawing.data[0].zmin == drawing.data[1].zmin and drawing.data[0].zmax == drawing.data[1].zmax
+    assert drawing.layout.yaxis.autorange == drawing.layout.yaxis2.autorange == "reversed"
 
 
 def test_a_matrix_holds_the_confidence_of_the_row_s_method_and_marks_what_is_certain():
     methods = ["kvp", "snapkv", "h2o"]
     rows = [row for row in comparison_rows() if row["is_contest"]]
     cells = {(row["budget"], row["method"], row["other"]): row for row in rows}
-    figure = draw_matrices(methods, BUDGETS, cells)
-    by_budget = {ax.get_title(): ax for ax in figure.axes if ax.images}
+    drawing = draw_matrices(methods, BUDGETS, cells)
+    by_budget = dict(zip([title.text for title in drawing.layout.annotations], drawing.data, strict=True))
     first, second = by_budget["64 tokens"], by_budget["128 tokens"]
-    np.testing.assert_allclose(np.ma.filled(first.images[0].get_array(), -1), [[-1, 0, 1], [1, -1, 1], [0, 0, -1]])
-    assert {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in first.texts} == {
-        (0, 1): "▼", (0, 2): "▲", (1, 0): "▲", (1, 2): "▲", (2, 0): "▼", (2, 1): "▼",
-    }  # fmt: skip
-    assert (0, 2) not in {(int(t.get_position()[1]), int(t.get_position()[0])) for t in second.texts}
+    assert list(map(list, first.z)) == [[None, 0, 1], [1, None, 1], [0, 0, None]]
+    assert list(first.x) == list(first.y) == methods
+    assert list(map(list, first.text)) == [["", "▼", "▲"], ["▲", "", "▲"], ["▼", "▼", ""]]
+    assert not second.text[0][2]
     assert FIDELITY["kvp"][1] < FIDELITY["h2o"][1]  # a little better, but for no certainty
 
 
 def test_training_curves_are_those_of_the_catalog_by_steps_and_by_seconds(planted):
     trainings = [*planted.rows.trainings, *planted.rows.other_trainings]
-    steps, seconds = draw_courses(trainings).axes
-    assert [list(line.get_ydata()) for line in steps.lines] == [[3, 2, 1.3], [3, 2, 1.4], [3, 2, 1.8]]
-    assert {tuple(line.get_xdata()) for line in steps.lines} == {(5, 10, 20)}
-    assert {tuple(line.get_xdata()) for line in seconds.lines} == {(2.5, 5.0, 10.0)}
-    assert len({line.get_color() for line in steps.lines}) == 2  # one for each objective
+    drawing = draw_courses(trainings)
+    steps, seconds = ([trace for trace in drawing.data if trace.xaxis == axis] for axis in ("x", "x2"))
+    assert [list(line.y) for line in steps] == [list(line.y) for line in seconds]
+    assert [list(line.y) for line in steps] == [[3, 2, 1.3], [3, 2, 1.4], [3, 2, 1.8]]
+    assert {tuple(line.x) for line in steps} == {(5, 10, 20)}
+    assert {tuple(line.x) for line in seconds} == {(2.5, 5.0, 10.0)}
+    assert len({line.line.color for line in steps}) == 2  # one for each objective
+    assert sum(bool(line.showlegend) for line in drawing.data) == 2
     plain = [replace(t, curve=[row for row in t.curve if row["name"] != "seconds"]) for t in trainings]
-    assert len(draw_courses(plain).axes) == 1
+    assert {line.xaxis for line in draw_courses(plain).data} == {"x"}
 
 
 def test_every_method_has_a_look_of_its_own():
@@ -298,7 +308,7 @@ def test_whatever_is_in_a_name_stays_text(name, cell):
             ),
         ),
     )
-    page = Page(render_template("report.html", document=document))
+    page = Page(render_report_page(document))
     assert page.tables == [[["x", "y"], [name, cell]]]
     assert {tag for tag, _ in page.elements} <= {
         "html", "head", "meta", "title", "style", "body", "h1", "div", "p", "nav", "ol", "li", "a", "main", "section",
