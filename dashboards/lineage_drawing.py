@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from zlib import crc32
 
-from dashboards.lineage_groups import GroupedGraph, group_alike
+from dashboards.lineage_groups import GroupedGraph, group_alike, is_part
 from dashboards.lineage_layout import Layout, lay_out
 from storage.graph import LineageGraph, LineageNode
 
@@ -72,17 +73,23 @@ _LOOKS: dict[str, tuple[Outline, str]] = {
     "run": (_pill, "#DDDDDD"),
     "model": (_hexagon, "#EE8866"),
     "prompts": (_page, "#BBCC33"),
-    "trace_fragment": (_can, "#99DDFF"),
-    "trace_snapshot": (_can, "#77AADD"),
-    "head_group": (_cut, "#F3EBB8"),
-    "policy_set": (_cut, "#EEDD88"),
-    "soft_tokens": (_cut, "#EEDD88"),
-    "evaluation_shard": (_slanted, "#FFD3DB"),
-    "analysis_shard": (_slanted, "#FFD3DB"),
+    "trace": (_can, "#77AADD"),
+    "policy": (_cut, "#EEDD88"),
     "evaluation": (_slanted, "#FFAABB"),
     "curve": (_slanted, "#44BB99"),
 }
-_OTHER: tuple[Outline, str] = (_rectangle, "#FFFFFF")
+_SPARE_COLOURS = ("#99DDFF", "#AAAA00", "#F3EBB8", "#CCDDAA", "#FFD3DB", "#FFFFFF")
+
+
+def _look(kind: str) -> tuple[Outline, str]:
+    """Shape and colour of a kind: that of its first word, or else one from a digest of its name; parts are lighter."""
+    place = crc32(kind.encode())
+    outline, fill = _LOOKS.get(kind.partition("_")[0], (_rectangle, _SPARE_COLOURS[place % len(_SPARE_COLOURS)]))
+    return outline, _lighter(fill) if is_part(kind) else fill
+
+
+def _lighter(colour: str) -> str:
+    return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02X}" for i in (1, 3, 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +174,7 @@ def _flow(
 
 def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout) -> str:
     node = group[0]
-    outline, fill = _LOOKS.get(node.kind, _OTHER)
+    outline, fill = _look(node.kind)
     width = _RUN_WIDTH if node.kind == "run" else _ARTIFACT_WIDTH
     outcome = str(node.facts.get("outcome", "completed"))
     shape = f'<path class="shape" fill="{fill}" d="{outline(width, _HEIGHT)}"/>'

@@ -16,6 +16,14 @@ from storage.graph import LineageEdge, LineageGraph, LineageNode
 _NUMBERED_OR_LISTED = re.compile(r"[ _]?\d.*| .*")  # "fragment_00007" is a fragment, "curve query_aware kvp 0" a curve
 
 
+_PARTS = ("_fragment", "_group", "_shard")
+
+
+def is_part(kind: str) -> bool:
+    """Whether artifacts of a kind are parts of another one, of which a pipeline makes hundreds; its name says so."""
+    return kind.endswith(_PARTS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupedGraph:
     """Groups of nodes, and the flows between them.

@@ -105,11 +105,7 @@ def _cost_map(heads: Heads, method: str, costs: Sequence[float], chosen: int | N
     return Figure(
         name="costs",
         title=f"Cost of each head under {method}",
-        drawing=draw_maps(
-            heads,
-            [cost_map(costs)],
-            chosen=chosen,
-        ),
+        drawing=draw_maps(heads, [cost_map(costs)], chosen=chosen),
         label=f"Heat map over layers and KV heads of the cost under {method}: {words}.",
         height=heads.height,
         note=f"{len(known)} heads, {words}. Colours are logarithmic.",

@@ -46,7 +46,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
         content={
             "title": "Head similarity",
             "lead": "Spearman's rank correlation of two heads' importance: at 1 one policy would do for both.",
-            "figures": [draw_matrix(correlations, tree, clustered=order == "clustered")],
+            "figures": [draw_matrix(correlations, tree if order == "clustered" else None)],
             "tables": [_group_table(correlations, groups, level), means_table(correlations)],
             "origin": [lineage_link(policy_set)],
         },

@@ -87,7 +87,8 @@ def draw_maps(heads: Heads, maps: Sequence[HeadMap], *, chosen: int | None = Non
         )  # fmt: skip
         low, high = drawing.layout[f"yaxis{place + 1 if place else ''}"].domain
         drawing.data[-1].colorbar.update(y=(low + high) / 2, len=1.1 * (high - low))
-    drawing.update_xaxes(title={"text": "layer"}, dtick=1 if layers <= 40 else 5, showgrid=False, zeroline=False)
+    drawing.update_xaxes(title={"text": "layer"}, row=len(maps), col=1)
+    drawing.update_xaxes(dtick=1 if layers <= 40 else 5, showgrid=False, zeroline=False)
     names = [f"H{row}" for row in range(rows)]
     drawing.update_yaxes(
         tickvals=list(range(rows)), ticktext=names, autorange="reversed", showgrid=False, zeroline=False

@@ -60,11 +60,11 @@ class Correlations:
         return tree
 
 
-def draw_matrix(correlations: Correlations, tree: NDArray[np.float64], *, clustered: bool) -> Figure:
-    """The matrix; where heads are clustered, and few enough, the tree of their clusters stands above it."""
+def draw_matrix(correlations: Correlations, tree: NDArray[np.float64] | None = None) -> Figure:
+    """The matrix by layer, or as a tree clusters the heads; of few enough heads the tree stands above it."""
     size = len(correlations.names)
-    order = leaves_list(tree).tolist() if clustered else list(range(size))
-    has_tree = clustered and size <= _MOST_WITH_TREE
+    order = list(range(size)) if tree is None else leaves_list(tree).tolist()
+    has_tree = tree is not None and size <= _MOST_WITH_TREE
     names = [correlations.names[head] for head in order]
     values = correlations.matrix[np.ix_(order, order)]
     step = -(-size // _MOST_TICKS)
@@ -91,7 +91,7 @@ def draw_matrix(correlations: Correlations, tree: NDArray[np.float64], *, cluste
         zmax=1,
         colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if has_tree else 1, "y": 0, "yanchor": "bottom"},
     )
-    if has_tree:
+    if tree is not None and has_tree:
         _add_tree(drawing, dendrogram(tree, no_plot=True))
     off = correlations.matrix[~np.eye(size, dtype=bool)]
     words = f"from {number(float(np.nanmin(off)))} to {number(float(np.nanmax(off)))}"

@@ -98,8 +98,8 @@ def _nested_picture(place: Place, method: str, cells_by_quantity: Mapping[str, C
                 marker={"symbol": _SYMBOLS[line % len(_SYMBOLS)], "size": 7},
                 **cell(panel, columns),
             )
-        title = "smaller budget (tokens per KV head)"
-        drawing.update_xaxes(budget_axis(sorted({pair[0] for pair in cells}), title=title), **cell(panel, columns))
+        axis = budget_axis(sorted({pair[0] for pair in cells}), title="smaller budget (tokens per KV head)")
+        drawing.update_xaxes(axis, **cell(panel, columns))
     tables = tuple(_nested_table(place, method, quantity, cells) for quantity, cells in cells_by_quantity.items())
     return Figure(
         drawing=drawing,
@@ -126,7 +126,11 @@ def _left_out(place: Place, rows: Sequence[Row]) -> Figure:
     ordered = sorted(rows, key=lambda row: (method_order(row["method"]), row["seed"], row["budget"] or 0))
     drawing = new_drawing(
         showlegend=False,
-        xaxis={"title": {"text": "rank correlation of scores with the divergence"}, "zerolinecolor": GREY},
+        xaxis={
+            "title": {"text": "rank correlation of scores with the divergence"},
+            "zerolinecolor": GREY,
+            "rangemode": "tozero",
+        },
         yaxis={"automargin": True, "autorange": "reversed", "type": "category"},
     )
     for row in ordered:

@@ -189,8 +189,11 @@ def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
         note="Of all pairs: SELECT * FROM head_pairs.",
         num_labels=2,
     )
-    matrix = draw_matrix(correlations, correlations.tree(), clustered=False)
-    yield replace(matrix, tables=(means_table(correlations), extremes))
+    matrix = draw_matrix(correlations)
+    words = (
+        "Spearman's rank correlation of importance; at 1 two heads rank all tokens alike: one policy would do for both."
+    )
+    yield replace(matrix, note=f"{words} {matrix.note}", tables=(means_table(correlations), extremes))
 
 
 def _extremes(heads: Sequence[Head]) -> Iterator[Block]:

@@ -1,5 +1,6 @@
 """Section: where every curve is, and how all of it can be traced and repeated."""
 
+from dashboards.lineage_groups import is_part
 from dashboards.report.document import Block, Section, prose
 from dashboards.report.view import ReportView
 from dashboards.styles import method_order
@@ -29,12 +30,9 @@ def lineage_section(view: ReportView) -> Section:
             [
                 (node.kind, node.id, node.name, str(node.facts["digest"]))
                 for node in sorted(rows.graph.nodes.values(), key=lambda node: (node.kind, node.id))
-                if node.kind in _KINDS
+                if node.kind not in ("run", "environment") and not is_part(node.kind)
             ],
             num_labels=4,
         ),
     ]
     return Section(anchor="lineage", title="Lineage", blocks=tuple(blocks), origin=view.origin)
-
-
-_KINDS = frozenset({"model", "prompts", "trace_snapshot", "policy_set", "soft_tokens", "evaluation", "code", "request"})

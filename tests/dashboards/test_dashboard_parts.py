@@ -159,7 +159,7 @@ def test_more_heads_than_a_tree_can_show_are_still_ordered():
         for b in range(a + 1, count)
     ]
     found = Correlations.of_rows(pairs, {})
-    (matrix,) = draw_matrix(found, found.tree(), clustered=True).drawing.data
+    (matrix,) = draw_matrix(found, found.tree()).drawing.data
     values = np.array(matrix.z)
     assert values.shape == (count, count)
     assert (values[:150, :150] > 0.8).all()

@@ -102,6 +102,21 @@ def test_kinds_differ_in_shape_and_colour_and_word():
         assert len({look[aspect] for look in looks.values()}) == len(kinds)
 
 
+def look_of(kind: str) -> tuple[str, str]:
+    root = ElementTree.fromstring(draw_lineage(graph("a-1", [node("a-1", kind)], [])).svg)
+    (shape,) = (path for path in root.iter(f"{SVG}path") if path.get("class") == "shape")
+    return shape.get("d") or "", shape.get("fill") or ""
+
+
+def test_a_kind_that_is_listed_nowhere_has_a_look_of_its_own_and_parts_have_that_of_their_whole():
+    assert look_of("calibration") == look_of("calibration")
+    assert look_of("calibration")[1] != look_of("threshold_table")[1]
+    whole, part = look_of("trace_snapshot"), look_of("trace_fragment")
+    assert whole[0] == part[0]
+    light, dark = (sum(int(fill[i : i + 2], 16) for i in (1, 3, 5)) for _, fill in (part, whole))
+    assert light > dark
+
+
 def test_failed_runs_say_so():
     drawing = draw_lineage(graph("run-1", [run("run-1", "train", "failed")], []))
     root = ElementTree.fromstring(drawing.svg)

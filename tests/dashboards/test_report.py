@@ -1,9 +1,11 @@
 """The page and the Markdown: whole, valid, self-contained, the same for the same rows; and what figures show."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 
-from dashboards.drawing import Figure
+from dashboards.drawing import Figure, error_bars
+from dashboards.figures.heads import draw_cost_boxes
 from dashboards.formats import ID, duration, interval, listed, number, percent
 from dashboards.report.document import Document, Prose, Section, missing, prose
+from dashboards.report.findings import findings_section
 from dashboards.report.head_rows import method_costs, places_of, read_heads
 from dashboards.report.heads import heads_section
 from dashboards.report.markdown import render_report_markdown
@@ -240,11 +244,7 @@ def test_heat_maps_have_layers_from_left_to_right_and_heads_from_top_to_bottom(p
     heads = read_heads(view)
     assert list(places_of(heads).places) == HEADS
     assert list(method_costs(heads, ("ruler", "query_agnostic"))) == ["kvp", "oracle", "snapkv", "h2o"]
-    (drawing,) = (
-        block.drawing
-        for block in heads_section(view).blocks
-        if isinstance(block, Figure) and block.title.startswith("Cost of each head under kvp and snapkv")
-    )
+    drawing = drawing_of(heads_section(view), "Cost of each head under kvp and snapkv")
     first, second = (10 ** np.array(trace.z, dtype=float) for trace in drawing.data)
     np.testing.assert_allclose(first, [[1.2, 1.4, 1.6], [1.3, 1.5, 1.7]])
     np.testing.assert_allclose(second, [[2.5, 2.7, 2.9], [2.6, 2.8, 3.0]])
@@ -278,6 +278,38 @@ def test_training_curves_are_those_of_the_catalog_by_steps_and_by_seconds(plante
     assert sum(bool(line.showlegend) for line in drawing.data) == 2
     plain = [replace(t, curve=[row for row in t.curve if row["name"] != "seconds"]) for t in trainings]
     assert {line.xaxis for line in draw_courses(plain).data} == {"x"}
+
+
+def drawing_of(section: Section, title: str) -> Any:
+    (found,) = (b.drawing for b in section.blocks if isinstance(b, Figure) and b.title.startswith(title))
+    return found
+
+
+def test_findings_have_their_intervals_as_bars(planted):
+    drawing = drawing_of(findings_section(ReportView(rows=planted.rows)), "Are the best sets nested?")
+    values = {
+        (row["quantity"], row["larger_budget"], row["budget"]): (row["value"], row["ci_low"], row["ci_high"])
+        for row in planted.rows.findings
+        if row["analysis"] == "nestedness"
+    }
+    drawn = {}
+    for trace in drawing.data:
+        quantity = "overlap" if trace.xaxis == "x" else "excess_missed_mass"
+        for budget, value, up, down in zip(
+            trace.x, trace.y, trace.error_y.array, trace.error_y.arrayminus, strict=True
+        ):
+            drawn[quantity, int(trace.legendgroup), budget] = pytest.approx((value, value - down, value + up))
+    assert drawn == values
+    assert (
+        error_bars([1.0], [None], [math.nan])["array"] == error_bars([1.0], [None], [math.nan])["arrayminus"] == [0.0]
+    )
+
+
+def test_boxes_of_heads_are_the_quantiles_of_their_costs():
+    costs = np.array([1.0, np.nan, *range(2, 101)], dtype=float)
+    box, outside = draw_cost_boxes({"kvp": costs}).data
+    assert (box.q1[0], box.median[0], box.q3[0]) == (25.75, 50.5, 75.25)
+    assert list(outside.x) == [cost for cost in range(1, 101) if not box.lowerfence[0] <= cost <= box.upperfence[0]]
 
 
 def test_every_method_has_a_look_of_its_own():
