@@ -7,9 +7,10 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dashboards.drawing import new_drawing
-from dashboards.figures.curves import budget_axis, transparent
+from dashboards.figures.curves import band, budget_axis, line
+from dashboards.formats import interval
 from dashboards.series import Panel
-from dashboards.styles import BOUNDS, LOWER_IS_BETTER, style_of
+from dashboards.styles import BOUNDS, LOWER_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,41 +98,27 @@ def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Differe
 def draw_differences(differences: Mapping[str, Sequence[Difference]], panel: Panel, *, log_budget: bool) -> go.Figure:
     """One line a method with its band; two traces where there are intervals, one where there are none."""
     figure = new_drawing(
-        legend={"traceorder": "reversed"},
         uirevision="methods",
         xaxis=budget_axis(panel.budgets, log_budget=log_budget),
         yaxis={"title": {"text": "difference to the best heuristic"}, "zeroline": True, "zerolinecolor": "#444"},
     )
     for method, entries in reversed(list(differences.items())):
-        style, budgets = style_of(method), [entry.budget for entry in entries]
-        if all(entry.low is not None for entry in entries):
-            figure.add_scatter(
-                name=method,
-                legendgroup=method,
-                uid=f"band-{method}",
-                showlegend=False,
-                hoverinfo="skip",
-                mode="lines",
-                fill="toself",
-                x=budgets + budgets[::-1],
-                y=[entry.low for entry in entries] + [entry.high for entry in reversed(entries)],
-                line={"width": 0, "color": style.colour},
-                fillcolor=transparent(style.colour, style.band_alpha),
+        budgets = [entry.budget for entry in entries]
+        ends = [(entry.low, entry.high) for entry in entries if entry.low is not None and entry.high is not None]
+        if len(ends) == len(entries):
+            figure.add_trace(band(method, budgets, *zip(*ends, strict=True), uid=f"band-{method}"))
+        figure.add_trace(
+            line(
+                method,
+                budgets,
+                [entry.value for entry in entries],
+                uid=f"line-{method}",
+                customdata=[[entry.baseline, _interval(entry)] for entry in entries],
+                hovertemplate="budget %{x}: %{y:.3g}%{customdata[1]}<br>against %{customdata[0]}",
             )
-        figure.add_scatter(
-            name=method,
-            legendgroup=method,
-            uid=f"line-{method}",
-            mode="lines+markers" if style.marker else "lines",
-            x=budgets,
-            y=[entry.value for entry in entries],
-            customdata=[[entry.baseline, _interval(entry)] for entry in entries],
-            hovertemplate="budget %{x}: %{y:.3g}%{customdata[1]}<br>against %{customdata[0]}",
-            line={"color": style.colour, "dash": style.dash, "width": 1.3 * style.width},
-            marker={"symbol": style.symbol, "size": 7},
         )
     return figure
 
 
 def _interval(entry: Difference) -> str:
-    return "" if entry.low is None or entry.high is None else f" [{entry.low:.3g}, {entry.high:.3g}]"
+    return "" if entry.low is None else f" {interval(entry.low, entry.high)}"

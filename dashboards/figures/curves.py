@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dashboards.drawing import cell, log_axis, new_drawing, new_grid
-from dashboards.series import Panel, Series, ValueAxis, value_axis, value_label
+from dashboards.series import Panel, value_axis, value_label
 from dashboards.styles import LEARNED, method_order, style_of
 
 _COLUMNS = 3
@@ -41,14 +41,28 @@ def _add_panel(
 ) -> None:
     axis, named = value_axis(panel), set() if seen is None else seen
     where = "".join(f"{number}-" for number in place.values())
-    for line in reversed(panel.series):  # the learned policy last: on top
-        drawing.add_trace(_band(line, axis).update(uid=f"band-{where}{line.method}"), **place)
-        trace = _line(line, axis, is_named=line.method not in named)
-        drawing.add_trace(trace.update(uid=f"line-{where}{line.method}"), **place)
-        named.add(line.method)
+    for series in reversed(panel.series):  # the learned policy last: on top
+        method, points = series.method, series.points
+        budgets = [point.budget for point in points]
+        lows, values, highs = (
+            [max(getattr(point, end), axis.bottom) for point in points] for end in ("low", "value", "high")
+        )
+        drawing.add_trace(band(method, budgets, lows, highs, uid=f"band-{where}{method}"), **place)
+        trace = line(
+            method,
+            budgets,
+            values,
+            uid=f"line-{where}{method}",
+            showlegend=method not in named,
+            customdata=[[p.value, p.low, p.high, p.num_samples, p.num_seeds] for p in points],
+            hovertemplate="budget %{x}: %{customdata[0]:.3g} [%{customdata[1]:.3g}, %{customdata[2]:.3g}]<br>"
+            "%{customdata[3]} samples, %{customdata[4]} seed(s)",
+        )
+        drawing.add_trace(trace, **place)
+        named.add(method)
     drawing.update_xaxes(budget_axis(panel.budgets, log_budget=log_budget), **place)
     label = value_label(panel.metric, axis.floor, "<br>")
-    values = [max(axis.bottom, point.value) for line in panel.series for point in line.points]
+    values = [max(axis.bottom, point.value) for series in panel.series for point in series.points]
     is_linear = {"type": "linear", "title": {"text": label}, "rangemode": "tozero"}
     drawing.update_yaxes(log_axis(label, values) if panel.is_log else is_linear, **place)
 
@@ -65,44 +79,35 @@ def budget_axis(
     }
 
 
-def _line(line: Series, axis: ValueAxis, *, is_named: bool) -> go.Scatter:
-    style = style_of(line.method)
+def line(method: str, budgets: Sequence[int], values: Sequence[float], **more: Any) -> go.Scatter:
+    """A method's line with its marks; `more` is plotly's."""
+    style = style_of(method)
     return go.Scatter(
-        name=line.method,
-        legendgroup=line.method,
-        legendrank=method_order(line.method)[0],
-        showlegend=is_named,
+        name=method,
+        legendgroup=method,
+        legendrank=method_order(method)[0],
         mode="lines+markers" if style.marker else "lines",
-        x=[point.budget for point in line.points],
-        y=[max(point.value, axis.bottom) for point in line.points],
-        customdata=[[p.value, p.low, p.high, p.num_samples, p.num_seeds] for p in line.points],
-        hovertemplate="budget %{x}: %{customdata[0]:.3g} [%{customdata[1]:.3g}, %{customdata[2]:.3g}]<br>"
-        "%{customdata[3]} samples, %{customdata[4]} seed(s)",
+        x=budgets,
+        y=values,
         line={"color": style.colour, "dash": style.dash, "width": 1.3 * style.width},
-        marker={"symbol": style.symbol, "size": 9 if line.method == LEARNED else 7},
+        marker={"symbol": style.symbol, "size": 9 if method == LEARNED else 7},
+        **more,
     )
 
 
-def _band(line: Series, axis: ValueAxis) -> go.Scatter:
-    """The interval as a closed outline."""
-    style = style_of(line.method)
-    budgets = [point.budget for point in line.points]
-    lows = [max(point.low, axis.bottom) for point in line.points]
-    highs = [max(point.high, axis.bottom) for point in line.points]
+def band(method: str, budgets: Sequence[int], lows: Sequence[float], highs: Sequence[float], *, uid: str) -> go.Scatter:
+    """A method's intervals as a closed outline."""
+    style = style_of(method)
     return go.Scatter(
-        name=line.method,
-        legendgroup=line.method,
+        name=method,
+        legendgroup=method,
+        uid=uid,
         showlegend=False,
         hoverinfo="skip",
         mode="lines",
         fill="toself",
-        x=budgets + budgets[::-1],
-        y=lows + highs[::-1],
+        x=[*budgets, *reversed(budgets)],
+        y=[*lows, *reversed(highs)],
         line={"width": 0, "color": style.colour},
-        fillcolor=transparent(style.colour, style.band_alpha),
+        fillcolor=f"rgba({','.join(str(int(style.colour[i : i + 2], 16)) for i in (1, 3, 5))},{style.band_alpha})",
     )
-
-
-def transparent(colour: str, alpha: float) -> str:
-    """A colour such as #D55E00 that lets through what is behind it."""
-    return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{alpha})"

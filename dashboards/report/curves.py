@@ -8,51 +8,45 @@ from dashboards.drawing import Figure
 from dashboards.figures.curves import draw_panels
 from dashboards.formats import number, sentence
 from dashboards.points import points_table
-from dashboards.report.document import Block, Section, missing, prose
-from dashboards.report.view import Place, ReportView, short
+from dashboards.report.document import Block, missing, prose
+from dashboards.report.view import Place, ReportView, section, short
 from dashboards.series import Panel, band_note, direction, split_full
 from dashboards.styles import ANALYSES, setting_label, short_metric
 
 
-def curves_section(view: ReportView) -> Section:
+@section("curves", "Budget curves")
+def curves_section(view: ReportView) -> Iterator[Block]:
     """Budget curves of each benchmark, setting and metric: the mean over tasks, then each task."""
-    blocks: list[Block] = [
-        prose(
-            "The budget is what each KV head keeps, in tokens. Fidelity comes first: the KL divergence to the full "
-            "cache's predictions, which also tells methods apart on tasks that the model itself fails."
-        )
-    ]
+    yield prose(
+        "The budget is what each KV head keeps, in tokens. Fidelity comes first: the KL divergence to the full "
+        "cache's predictions, which also tells methods apart on tasks that the model itself fails."
+    )
     for place in view.places:
         metrics = view.metrics(place)
-        blocks += _means(view, place, metrics)
+        yield from _means(view, place, metrics)
         for metric in metrics:
             _, tasks = view.panels_of(place, metric)
             if len(tasks) > 1:
-                blocks.append(_small_multiples(place, metric, tasks))
-    return Section(anchor="curves", title="Budget curves", blocks=tuple(blocks), origin=view.origin)
+                yield _small_multiples(place, metric, tasks)
 
 
-def reward_section(view: ReportView) -> Section:
+@section("reward", "Does the reward survive eviction?")
+def reward_section(view: ReportView) -> Iterator[Block]:
     """Future attention on compacted caches: its correlation with that on the full one, and the share that was lost."""
-    blocks: list[Block] = [
-        prose(
-            "Policies are trained on the attention that the full cache receives. If eviction changed that attention, "
-            "the training signal would not hold. The rank correlation is over the entries that a head kept; the missed "
-            "mass is the share of the full cache's future attention that went to entries that were evicted."
-        )
-    ]
+    yield prose(
+        "Policies are trained on the attention that the full cache receives. If eviction changed that attention, "
+        "the training signal would not hold. The rank correlation is over the entries that a head kept; the missed "
+        "mass is the share of the full cache's future attention that went to entries that were evicted."
+    )
     for place in view.places:
         means = [view.panels_of(place, metric)[0] for metric in ANALYSES]
         if drawn := [panel for panel in means if panel is not None]:
-            blocks.append(_picture(place, drawn, f"Does the reward survive eviction? {short(place)}"))
+            yield _picture(place, drawn, f"Does the reward survive eviction? {short(place)}")
         else:
-            blocks.append(
-                missing(
-                    f"future attention recomputed on compacted caches ({short(place)})",
-                    "`kvp evaluate --set evaluate.num_analysed=1` measures it on a sample of each task.",
-                )
+            yield missing(
+                f"future attention recomputed on compacted caches ({short(place)})",
+                "`kvp evaluate --set evaluate.num_analysed=1` measures it on a sample of each task.",
             )
-    return Section(anchor="reward", title="Does the reward survive eviction?", blocks=tuple(blocks), origin=view.origin)
 
 
 def _means(view: ReportView, place: Place, metrics: Sequence[str]) -> Iterator[Block]:

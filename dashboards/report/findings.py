@@ -9,8 +9,8 @@ from dashboards.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_d
 from dashboards.figures.curves import budget_axis
 from dashboards.formats import NOTHING, with_interval
 from dashboards.report.claims import Row
-from dashboards.report.document import Block, Section, missing, prose
-from dashboards.report.view import Place, ReportView, short
+from dashboards.report.document import Block, missing, prose
+from dashboards.report.view import Place, ReportView, section, short
 from dashboards.styles import method_order, style_of
 from dashboards.tables import Table, table
 
@@ -24,17 +24,9 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cros
 Cells = Mapping[tuple[int, int], Row]
 
 
-def findings_section(view: ReportView) -> Section:
+@section("findings", "Nestedness, and leaving one token out")
+def findings_section(view: ReportView) -> Iterator[Block]:
     """Nestedness and leave-one-out, for each benchmark and setting."""
-    return Section(
-        anchor="findings",
-        title="Nestedness, and leaving one token out",
-        blocks=tuple(_blocks(view)),
-        origin=view.origin,
-    )
-
-
-def _blocks(view: ReportView) -> Iterator[Block]:
     nested = [row for row in view.rows.findings if row["analysis"] == "nestedness"]
     left_out = [row for row in view.rows.findings if row["analysis"] == "leave_one_out"]
     yield prose(

@@ -10,9 +10,9 @@ from dashboards.drawing import Figure
 from dashboards.figures.heads import HeadMap, cost_map, draw_cost_boxes, draw_maps, linear_colours
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
 from dashboards.formats import NOTHING, is_number, number
-from dashboards.report.document import Block, Section, missing, prose
+from dashboards.report.document import Block, missing, prose
 from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, places_of, read_heads
-from dashboards.report.view import Place, ReportView, short
+from dashboards.report.view import Place, ReportView, section, short
 from dashboards.styles import BOUNDS
 from dashboards.tables import Table, table
 
@@ -23,21 +23,19 @@ SHAPES_NOTE = (
 _EXTREMES = 5
 
 
-def heads_section(view: ReportView) -> Section:
+@section("heads", "Head by head")
+def heads_section(view: ReportView) -> Iterator[Block]:
     """Shape of importance, cost by head and method, agreement between heads, best and worst heads."""
     heads = read_heads(view)
-    blocks: list[Block] = [
-        prose(
-            "Every KV head has a policy of its own. A head's cost is the importance that a ranking loses, summed over "
-            "all budgets and divided by that of the best ranking: 1 is optimal. Costs of heads have no interval here, "
-            "being means over the samples given; the spread shown is that between heads."
-        )
-    ]
-    blocks += _shapes(heads)
-    blocks += _costs(view, heads)
-    blocks += _pairs(view, heads)
-    blocks += _extremes(heads)
-    return Section(anchor="heads", title="Head by head", blocks=tuple(blocks), origin=view.origin)
+    yield prose(
+        "Every KV head has a policy of its own. A head's cost is the importance that a ranking loses, summed over "
+        "all budgets and divided by that of the best ranking: 1 is optimal. Costs of heads have no interval here, "
+        "being means over the samples given; the spread shown is that between heads."
+    )
+    yield from _shapes(heads)
+    yield from _costs(view, heads)
+    yield from _pairs(view, heads)
+    yield from _extremes(heads)
 
 
 def _shapes(heads: Sequence[Head]) -> Iterator[Block]:

@@ -4,27 +4,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dashboards.formats import NOTHING, counted, duration, listed, number
-from dashboards.report.document import Block, Section, missing, prose
+from dashboards.report.document import Block, missing, prose
 from dashboards.report.rows import Training
-from dashboards.report.view import ReportView, short
+from dashboards.report.view import ReportView, section, short
 from dashboards.styles import method_order
 from dashboards.tables import Table, table
 from storage.differences import flat
 from storage.graph import LineageNode
 
 
-def judged_section(view: ReportView) -> Section:
+@section("judged", "What was judged")
+def judged_section(view: ReportView) -> Iterator[Block]:
     """Model, tasks, lengths, samples, seeds, budgets, settings, training and hardware."""
-    blocks: list[Block] = [
-        prose("Everything below is computed from these samples, by this run, and from nothing else."),
-        _setup(view),
-        *_samples(view),
-        *_skipped(view),
-        _methods(view),
-        *_trainings(view.rows.trainings),
-        _parameters(view),
-    ]
-    return Section(anchor="judged", title="What was judged", blocks=tuple(blocks), origin=view.origin)
+    yield prose("Everything below is computed from these samples, by this run, and from nothing else.")
+    yield _setup(view)
+    yield from _samples(view)
+    yield from _skipped(view)
+    yield _methods(view)
+    yield from _trainings(view.rows.trainings)
+    yield _parameters(view)
 
 
 def _setup(view: ReportView) -> Table:

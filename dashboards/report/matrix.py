@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 from dashboards.drawing import DIVERGING, Figure, cell, new_grid
 from dashboards.formats import NOTHING
 from dashboards.report.claims import Row, ordered_metrics
-from dashboards.report.document import MARKS, MARKS_NOTE, Block, Section, missing, prose
-from dashboards.report.view import Place, ReportView, short
+from dashboards.report.document import MARKS, MARKS_NOTE, Block, missing, prose
+from dashboards.report.view import Place, ReportView, section, short
 from dashboards.report.wins import REMEDY
 from dashboards.styles import method_order, short_metric
 from dashboards.tables import Table, table
@@ -17,12 +17,9 @@ _COLUMNS = 3
 _MARKS = {verdict: mark for verdict, mark in MARKS.items() if verdict != "undecided"}
 
 
-def matrix_section(view: ReportView) -> Section:
+@section("matrix", "Who beats whom")
+def matrix_section(view: ReportView) -> Iterator[Block]:
     """A matrix of methods at each budget, by the metric that leads."""
-    return Section(anchor="matrix", title="Who beats whom", blocks=tuple(_blocks(view)), origin=view.origin)
-
-
-def _blocks(view: ReportView) -> Iterator[Block]:
     if not view.rows.comparisons:
         yield missing("paired differences between all methods", REMEDY)
         return

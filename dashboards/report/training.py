@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import plotly.graph_objects as go
@@ -11,7 +12,7 @@ from dashboards.formats import NOTHING, counted, duration, number, percent, with
 from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.judged import agent_words
 from dashboards.report.rows import Row, Training
-from dashboards.report.view import ReportView
+from dashboards.report.view import ReportView, section
 from dashboards.tables import Table, table
 
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
@@ -20,18 +21,9 @@ _DASHES = ("solid", "dash", "dashdot", "dot")
 Curve = Sequence[tuple[float, float]]
 
 
-def training_section(view: ReportView) -> Section:
-    """Held-out cost against steps and seconds; outcomes by objective."""
+@section("training", "Training")
+def _section(view: ReportView) -> Iterator[Block]:
     trainings = [*view.rows.trainings, *view.rows.other_trainings]
-    origin = {
-        **view.origin,
-        "other policy sets": [training.policy_set_id for training in view.rows.other_trainings],
-        "their runs": [training.run["run_id"] for training in view.rows.other_trainings],
-    }
-    return Section(anchor="training", title="Training", blocks=tuple(_blocks(view, trainings)), origin=origin)
-
-
-def _blocks(view: ReportView, trainings: Sequence[Training]) -> Iterator[Block]:
     if not trainings:
         yield missing("a training of policies", "`kvp run` with `kvp` among the methods trains them.")
         return
@@ -54,6 +46,17 @@ def _blocks(view: ReportView, trainings: Sequence[Training]) -> Iterator[Block]:
             "another objective with the judged policies' options, seeds and traces",
             "`kvp ablate` with the same options trains them.",
         )
+
+
+def training_section(view: ReportView) -> Section:
+    """Held-out cost against steps and seconds; outcomes by objective."""
+    others = view.rows.other_trainings
+    more = {
+        "other policy sets": [training.policy_set_id for training in others],
+        "their runs": [training.run["run_id"] for training in others],
+    }
+    made = _section(view)
+    return replace(made, origin={**made.origin, **more})
 
 
 def cost_by_step(training: Training) -> Curve:

@@ -1,11 +1,12 @@
 """One evaluation as sections look at it: its curves by benchmark and setting, its claims, and where all is from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
 from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
+from dashboards.report.document import Block, Section
 from dashboards.report.rows import ReportRows
 from dashboards.series import MEAN_TASK, Panel, make_panels
 from dashboards.styles import short_metric
@@ -88,6 +89,21 @@ class ReportView:
     def share(self, place: Place, budget: int) -> float | None:
         """A budget's share of the mean context, where its length is known."""
         return budget / self.contexts[place] if place in self.contexts else None
+
+
+def section(
+    anchor: str, title: str
+) -> Callable[[Callable[[ReportView], Iterator[Block]]], Callable[[ReportView], Section]]:
+    """Make a section of a function that yields its blocks; its origin is the evaluation's."""
+
+    def decorate(blocks: Callable[[ReportView], Iterator[Block]]) -> Callable[[ReportView], Section]:
+        def make(view: ReportView) -> Section:
+            return Section(anchor=anchor, title=title, blocks=tuple(blocks(view)), origin=view.origin)
+
+        make.__name__ = anchor
+        return make
+
+    return decorate
 
 
 def short(place: Place) -> str:

@@ -4,20 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dashboards.formats import NOTHING, interval, listed, number, percent, with_interval
 from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
-from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, Section, missing, prose
-from dashboards.report.view import Place, ReportView, describe, short
+from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
+from dashboards.report.view import Place, ReportView, describe, section, short
 from dashboards.series import MEAN_TASK, direction
 from dashboards.styles import method_order, short_metric
 from dashboards.tables import Table, table
 
 REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
-
-
-def wins_section(view: ReportView) -> Section:
-    """Does a learned policy beat every baseline, budget by budget; against whom it does not; how far the oracle is."""
-    return Section(
-        anchor="claims", title="Does the learned policy win?", blocks=tuple(_blocks(view)), origin=view.origin
-    )
 
 
 def headlines(view: ReportView) -> list[str]:
@@ -31,7 +24,9 @@ def headlines(view: ReportView) -> list[str]:
     return [line for line in lines if line]
 
 
-def _blocks(view: ReportView) -> Iterator[Block]:
+@section("claims", "Does the learned policy win?")
+def wins_section(view: ReportView) -> Iterator[Block]:
+    """Does a learned policy beat every baseline, budget by budget; against whom it does not; how far the oracle is."""
     if not view.own:
         yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
         return
