@@ -7,29 +7,18 @@ import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 from zlib import crc32
 
 from dashboards.lineage_groups import GroupedGraph, group_alike, is_part
 from dashboards.lineage_layout import Layout, lay_out
+from dashboards.rendering import render_template
 from storage.graph import LineageGraph, LineageNode
 
 _HEIGHT, _STEP, _GAP, _MARGIN = 68.0, 84.0, 40.0, 14.0
 _LINE = 13.0
 _RUN_WIDTH, _ARTIFACT_WIDTH = 124.0, 178.0
 _CHARACTER = 6.2  # mean width of a character of a label, on the wide side
-
-_STYLE = """
-.lineage { font: 11px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
-.lineage text { fill: #1b1b1b; text-anchor: middle; }
-.lineage .kind { font-weight: 600; }
-.lineage .id { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 8.5px; fill: #444; }
-.lineage .shape { stroke: #555; stroke-width: 1; }
-.lineage .root .shape { stroke: #000; stroke-width: 2.6; }
-.lineage .failed .shape { stroke: #b00020; stroke-width: 2; stroke-dasharray: 5 3; }
-.lineage .flow { fill: none; stroke: #8a8a8a; stroke-width: 1.3; }
-.lineage .tip { fill: #8a8a8a; }
-""".strip()
 
 Outline = Callable[[float, float], str]
 
@@ -125,13 +114,10 @@ def draw_lineage(graph: LineageGraph) -> Drawing:
     width = lefts[-1] - _GAP + _MARGIN
     height = max(y for way in [*layout.ways, _centres(layout)] for _, y in way) * _STEP + _STEP / 2 + 2 * _MARGIN
     title = _title(graph, grouped)
-    return Drawing(
-        title=title,
-        svg=f'<svg xmlns="http://www.w3.org/2000/svg" class="lineage" role="img" width="{width:g}" height="{height:g}"'
-        f' viewBox="0 0 {width:g} {height:g}"><title>{escape(title)}</title><style>{_STYLE}</style>'
-        f"{''.join(flows)}{''.join(nodes)}</svg>\n",
-        groups=grouped.groups,
+    svg = render_template(
+        "lineage.svg", title=title, width=f"{width:g}", height=f"{height:g}", flows=flows, nodes=nodes
     )
+    return Drawing(title=title, svg=svg, groups=grouped.groups)
 
 
 def _title(graph: LineageGraph, grouped: GroupedGraph) -> str:
@@ -154,8 +140,8 @@ def _flow(
     lefts: Sequence[float],
     columns: Sequence[float],
     widths: Sequence[float],
-) -> str:
-    """A smooth line from the right side of the source to the left side of the target, straight along lanes."""
+) -> tuple[int, int, str, str]:
+    """Source, target, a smooth line between their sides that is straight along lanes, and the place of its tip."""
     source, target = flow
     first, last = way[0][0], way[-1][0]
     x = lefts[first] + (columns[first] + widths[source]) / 2
@@ -166,19 +152,15 @@ def _flow(
         start, bend = end - _GAP + 6, _GAP / 2
         path += f"H{start:.1f}C{start + bend:.1f} {y:.1f} {end - bend:.1f} {next_y:.1f} {end:.1f} {next_y:.1f}"
         y = next_y
-    return (
-        f'<g data-from="{source}" data-to="{target}"><path class="flow" d="{path}"/>'
-        f'<path class="tip" d="M{end:.1f} {y - 3.5:.1f}l7 3.5l-7 3.5Z"/></g>'
-    )
+    return source, target, path, f"M{end:.1f} {y - 3.5:.1f}"
 
 
-def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout) -> str:
+def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout) -> dict[str, Any]:
+    """What the template draws of a group."""
     node = group[0]
     outline, fill = _look(node.kind)
     width = _RUN_WIDTH if node.kind == "run" else _ARTIFACT_WIDTH
     outcome = str(node.facts.get("outcome", "completed"))
-    shape = f'<path class="shape" fill="{fill}" d="{outline(width, _HEIGHT)}"/>'
-    stack = f'<g transform="translate(4 -4)">{shape}</g>' if len(group) > 1 else ""
     name = node.name + (", …" if len(group) > 1 and node.kind != "run" else "")
     lines = [
         ("kind", _kind(group) + ("" if outcome == "completed" else f", {outcome}")),
@@ -186,17 +168,16 @@ def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout)
         ("id", node.id if len(group) == 1 else f"{node.id}, …"),
     ]
     first = _HEIGHT / 2 + 7 - _LINE * (len(lines) - 1) / 2  # the shapes have more room below than above
-    texts = "".join(
-        f'<text class="{name}" x="{width / 2:g}" y="{first + index * _LINE:g}">{escape(line)}</text>'
-        for index, (name, line) in enumerate(lines)
-    )
-    classes = f"node{' root' if place == 0 else ''}{'' if outcome != 'failed' else ' failed'}"
-    tooltip = "\n".join(f"{each.kind} {each.name} ({each.id})" for each in group)
-    return (
-        f'<g class="{classes}" data-group="{place}" tabindex="0"'
-        f' transform="translate({left:.1f} {_y(layout.heights[place]) - _HEIGHT / 2:.1f})">'
-        f"<title>{escape(tooltip)}</title>{stack}{shape}{texts}</g>"
-    )
+    return {
+        "failed": outcome == "failed",
+        "place": f"{left:.1f} {_y(layout.heights[place]) - _HEIGHT / 2:.1f}",
+        "tooltip": "\n".join(f"{each.kind} {each.name} ({each.id})" for each in group),
+        "stacked": len(group) > 1,
+        "fill": fill,
+        "shape": outline(width, _HEIGHT),
+        "middle": f"{width / 2:g}",
+        "lines": [(word, f"{first + index * _LINE:g}", line) for index, (word, line) in enumerate(lines)],
+    }
 
 
 def _kind(group: Sequence[LineageNode]) -> str:

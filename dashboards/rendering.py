@@ -1,6 +1,7 @@
 """Templates as text: all pages are made by one jinja2 environment, in `dashboards/templates`.
 
-All text is escaped by the templates; data and figures lie in a page as JSON that its script reads.
+All text is escaped by the templates, in Markdown by a filter; data and figures lie in a page as JSON that its script
+reads.
 """
 
 import functools
@@ -14,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from dashboards.formats import CODE, ID
-from dashboards.tables import Cell, Link, Outcome
+from dashboards.tables import Cell, Link, Outcome, markdown_table, markdown_text
 
 
 def render_template(name: str, **content: Any) -> str:
@@ -31,7 +32,7 @@ def render_template(name: str, **content: Any) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("dashboards"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
+        autoescape=select_autoescape(disabled_extensions=["md"], default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -41,6 +42,8 @@ def _environment() -> Environment:
         "cell": _cell,
         "data": _data,
         "drawing": _drawing,
+        "markdown": markdown_text,
+        "markdown_table": lambda table: "\n\n".join(markdown_table(table)),
         "marked": _marked,
     }
     return environment

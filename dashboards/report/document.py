@@ -1,6 +1,6 @@
 """What a report is made of, whatever it is written as: sections of prose, tables and figures, each with its origin.
 
-`templates/report.html` writes it as HTML, `dashboards.report.markdown` as Markdown.
+`templates/report.html` writes it as HTML, `templates/report.md` as Markdown.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The report of one evaluation: the paper's figures and tables, from this evaluation's own rows.
 
-`write_report` writes it twice: as a page (`templates/report.html`) and as Markdown (`dashboards.report.markdown`). The
+`write_report` writes it twice: as a page (`templates/report.html`) and as Markdown (`templates/report.md`). The
 same rows give the same bytes. What a section shows is in the module of its name; what this run has no data for it says.
 """
 
@@ -17,7 +17,6 @@ from dashboards.report.findings import findings_section
 from dashboards.report.heads import heads_section
 from dashboards.report.judged import judged_section
 from dashboards.report.lineage import lineage_section
-from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import matrix_section
 from dashboards.report.rows import ReportRows
 from dashboards.report.training import training_section
@@ -54,7 +53,7 @@ def write_report(rows: ReportRows, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)  # first, as drawing takes a while
     document = make_report(rows)
-    page, tables = render_report_page(document), render_report_markdown(document)
+    page, tables = render_report_page(document), render_template("report.md", document=document)
     return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
 
 

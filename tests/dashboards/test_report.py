@@ -17,11 +17,11 @@ from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 from dashboards.drawing import Figure, error_bars
 from dashboards.figures.heads import draw_cost_boxes
 from dashboards.formats import ID, duration, interval, listed, number, percent
+from dashboards.rendering import render_template
 from dashboards.report.document import Document, Prose, Section, missing, prose
 from dashboards.report.findings import findings_section
 from dashboards.report.head_rows import method_costs, places_of, read_heads
 from dashboards.report.heads import heads_section
-from dashboards.report.markdown import render_report_markdown
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.training import draw_courses
 from dashboards.report.view import ReportView
@@ -85,7 +85,7 @@ def page(text) -> Page:
 
 @pytest.fixture(scope="module")
 def markdown(report) -> str:
-    return render_report_markdown(report)
+    return render_template("report.md", document=report)
 
 
 def markdown_tables(text: str) -> list[list[list[str]]]:
@@ -346,7 +346,7 @@ def test_whatever_is_in_a_name_stays_text(name, cell):
         "html", "head", "meta", "title", "style", "body", "h1", "div", "p", "nav", "ol", "li", "a", "main", "section",
         "h2", "table", "caption", "thead", "tr", "th", "tbody", "td", "code",
     }  # fmt: skip
-    (rows,) = markdown_tables(render_report_markdown(document))
+    (rows,) = markdown_tables(render_template("report.md", document=document))
     assert [len(row) for row in rows] == [2, 2, 2]
 
 
