@@ -31,7 +31,15 @@ from dashboards.series import (
     value_axis,
     value_label,
 )
-from dashboards.styles import ANALYSES, BOUNDS, LEARNED, LOWER_IS_BETTER, method_order, setting_label, style_of
+from dashboards.styles import (
+    ANALYSES,
+    BOUNDS,
+    LEARNED,
+    LOWER_IS_BETTER,
+    in_order,
+    setting_label,
+    style_of,
+)
 
 PNG_NAME = "budget_curves.png"
 HTML_NAME = "budget_curves.html"
@@ -166,7 +174,7 @@ def _draw_line(ax: Axes, line: Series, axis: ValueAxis) -> None:
 
 def _draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
     """Name every method of the panels once, below the figure, and say what the bands are."""
-    methods = sorted({line.method for panel in panels for line in panel.series}, key=method_order)
+    methods = in_order(line.method for panel in panels for line in panel.series)
     handles = []
     for method in methods:
         style = style_of(method)

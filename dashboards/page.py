@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from dashboards.figures.curves import draw_panel
 from dashboards.rendering import render_template
-from dashboards.series import Panel, band_note, direction, split_full
+from dashboards.series import Panel, band_note, direction, split_full, task_label
 from dashboards.styles import metric_label, setting_label
 
 _MENUS = {"benchmark": "Benchmark", "setting": "Setting", "metric": "Metric", "task": "Task"}
@@ -31,13 +31,11 @@ def render_page(panels: Sequence[Panel], title: str) -> str:
 def _view(panel: Panel) -> dict[str, Any]:
     kept, full_note = split_full(panel)
     choice = {name: getattr(panel, name) for name in _MENUS}
-    words = {"setting": setting_label(panel.setting), "metric": metric_label(panel.metric)}
-    if panel.task == "mean":
-        words["task"] = "mean over tasks"
+    labels = (panel.benchmark, setting_label(panel.setting), metric_label(panel.metric), task_label(panel.task))
     notes = [direction(panel.metric), full_note, band_note([panel])]
     return {
         "choice": choice,
-        "words": choice | words,
+        "words": dict(zip(_MENUS, labels, strict=True)),
         "note": "; ".join(filter(None, notes)),
         "figure": draw_panel(kept).to_plotly_json(),
     }

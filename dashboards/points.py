@@ -1,7 +1,7 @@
 """Every point of a panel of budget curves as a table."""
 
 from dashboards.formats import NOTHING, number, with_interval
-from dashboards.series import MEAN_TASK, Panel, Point, direction
+from dashboards.series import Panel, Point, direction
 from dashboards.styles import metric_label
 from dashboards.tables import Table, table
 
@@ -9,9 +9,8 @@ from dashboards.tables import Table, table
 def points_table(panel: Panel, *, folded: bool = False) -> Table:
     """Every point of a panel: methods by budgets."""
     points = {(line.method, point.budget): point for line in panel.series for point in line.points}
-    task = "mean over tasks" if panel.task == MEAN_TASK else f"task {panel.task}"
     return table(
-        f"{panel.benchmark}, {panel.setting.replace('_', '-')}, {task}: {metric_label(panel.metric)}",
+        f"{panel.label}: {metric_label(panel.metric)}",
         ("method", *map(str, panel.budgets)),
         [(line.method, *(_cell(points.get((line.method, b))) for b in panel.budgets)) for line in panel.series],
         note=f"Value [interval] by budget; {direction(panel.metric)}; {_counts(panel)}.{_exception(panel)}",

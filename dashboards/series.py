@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dashboards.styles import LOWER_IS_BETTER, METRICS, SETTINGS, method_order, metric_label
+from dashboards.styles import LOWER_IS_BETTER, SETTINGS, method_order, metric_label, metric_order, place_label
 
 MEAN_TASK = "mean"
 _FIELDS = ("method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed")
@@ -51,6 +51,11 @@ class Panel:
     series: tuple[Series, ...]
 
     @property
+    def label(self) -> str:
+        """Benchmark, setting and task in a few words."""
+        return f"{place_label(self.benchmark, self.setting)}, {task_label(self.task)}"
+
+    @property
     def budgets(self) -> list[int]:
         """Every budget at which some method has a value."""
         return sorted({point.budget for line in self.series for point in line.points})
@@ -59,6 +64,11 @@ class Panel:
     def is_log(self) -> bool:
         """Whether the values belong on a logarithmic axis."""
         return self.metric in LOWER_IS_BETTER
+
+
+def task_label(task: str) -> str:
+    """A task in words."""
+    return "mean over tasks" if task == MEAN_TASK else task
 
 
 def make_panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -173,10 +183,9 @@ def band_note(panels: Sequence[Panel]) -> str:
 
 
 def _panel_order(benchmark: str, setting: str, metric: str, task: str) -> tuple[Any, ...]:
-    def place(name: str, known: Mapping[str, str]) -> tuple[int, str]:
-        return (list(known).index(name) if name in known else len(known), name)
-
-    return (benchmark, place(setting, SETTINGS), place(metric, METRICS), task != MEAN_TASK, task)
+    settings = list(SETTINGS)
+    place = settings.index(setting) if setting in settings else len(settings)
+    return (benchmark, place, setting, metric_order(metric), task != MEAN_TASK, task)
 
 
 def _over_seeds(budget: int, seeds: Mapping[int, Mapping[str, Any]]) -> Point:

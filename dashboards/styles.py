@@ -5,7 +5,9 @@ has a marker of its own as well, so that no figure depends on colour alone. A me
 from a digest of its name: the same one in every figure, whatever else is drawn.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 LEARNED = "kvp"
@@ -82,6 +84,28 @@ def method_order(method: str) -> tuple[int, str]:
     """Sort key: the learned policy, its bounds, the listed heuristics, then the others by name."""
     names = list(_STYLES)
     return (names.index(method) if method in _STYLES else len(names), method)
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Methods in the order of tables, each once."""
+    return sorted(set(methods), key=method_order)
+
+
+def heuristics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Methods of rows that are made from nothing that was trained, and do not know the future."""
+    trained = {row["method"] for row in rows if row["policy_set_id"]}
+    return in_order({row["method"] for row in rows} - trained - set(BOUNDS))
+
+
+def metric_order(metric: str) -> tuple[int, str]:
+    """Sort key: fidelity first, then as listed, then the others by name."""
+    names = list(METRICS)
+    return (names.index(metric) if metric in names else len(names), metric)
+
+
+def place_label(benchmark: str, setting: str) -> str:
+    """A benchmark and a setting in a few words."""
+    return f"{benchmark}, {setting.replace('_', '-')}"
 
 
 def setting_label(setting: str) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboards.formats import NOTHING, duration, short_number
-from dashboards.series import MEAN_TASK, Panel, Point, direction, make_panels
+from dashboards.series import MEAN_TASK, Panel, Point, direction, make_panels, task_label
 from dashboards.styles import BOUNDS, LEARNED, LOWER_IS_BETTER, metric_label, setting_label
 
 BETTER_MARK = "†"
@@ -46,9 +46,9 @@ def curve_table(
     best = {budget: _best(panel, budget) for budget in panel.budgets}
     marked = any(better.get(budget, False) for budget in panel.budgets if (LEARNED, budget) in points)
 
-    task_words = "mean over tasks" if task == MEAN_TASK else task
     table = Table(
-        title=f"{panel.benchmark}, {setting_label(setting)}, {task_words}\n{metric_label(metric)}; {direction(metric)}",
+        title=f"{panel.benchmark}, {setting_label(setting)}, {task_label(task)}\n"
+        f"{metric_label(metric)}; {direction(metric)}",
         caption=Text(
             "value [interval]; bold: best at that budget, oracle and full aside"
             + (f"\n{BETTER_MARK} better than every heuristic: the paired intervals exclude 0" if marked else "")

@@ -1,12 +1,12 @@
 """Choices that several pages begin with: which model and evaluation, benchmark and setting."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dashboards.app.content import Nothing
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
 from dashboards.formats import moment
-from dashboards.styles import method_order, setting_label
+from dashboards.styles import setting_label
 from dashboards.tables import Link
 
 FindServices = Callable[[], Mapping[str, str]]
@@ -49,11 +49,6 @@ def choose_place(selection: Selection, rows: Sequence[Row]) -> list[Row]:
     settings = sorted(setting for benchmark_of_place, setting in places if benchmark_of_place == benchmark)
     setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
     return [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
-
-
-def in_order(methods: Iterable[str]) -> list[str]:
-    """Methods in the order of tables, each once."""
-    return sorted(set(methods), key=method_order)
 
 
 def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:

@@ -4,15 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.app.choosing import (
-    FindServices,
-    choose_evaluation,
-    choose_place,
-    in_order,
-    lineage_link,
-    mlflow_link,
-    origin,
-)
+from dashboards.app.choosing import FindServices, choose_evaluation, choose_place, lineage_link, mlflow_link, origin
 from dashboards.app.comparing import CompareScores, ComparisonQuestion
 from dashboards.app.content import Nothing, Page, numbers_file
 from dashboards.app.differences import Difference, draw_differences, read_differences
@@ -21,13 +13,11 @@ from dashboards.app.selection import Selection
 from dashboards.drawing import Figure
 from dashboards.figures.curves import draw_panel
 from dashboards.points import points_table
-from dashboards.report.claims import own_methods
-from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full
-from dashboards.styles import BOUNDS, METRICS, method_order, metric_label, short_metric
+from dashboards.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, task_label
+from dashboards.styles import heuristics, in_order, method_order, metric_label, metric_order, short_metric
 from dashboards.tables import Cell, Table, table
 
 _SCALES = [("log", "logarithmic"), ("linear", "linear")]
-_WORDS = {MEAN_TASK: "mean over tasks"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +61,7 @@ def curves_page(records: Records, compare: CompareScores, find_services: FindSer
 
 
 def _curves_figure(chosen: _Chosen, kept: Panel, full_note: str, *, csv_url: str) -> Figure:
-    title = f"{short_metric(kept.metric)}: {_where(kept)}"
+    title = f"{short_metric(kept.metric)}: {kept.label}"
     return Figure(
         name="curves",
         title=title,
@@ -99,16 +89,12 @@ def _differences_figure(
         bands = "differences of means, without intervals, since the samples' scores are not in the catalog"
     return Figure(
         name="differences",
-        title=f"Difference to the best heuristic: {_where(kept)}",
+        title=f"Difference to the best heuristic: {kept.label}",
         drawing=draw_differences(differences, kept, log_budget=chosen.log_budget),
         label=f"Line chart of the difference to the best heuristic at each budget, {len(differences)} methods.",
         note=f"{better}; {bands}",
         csv_url=csv_url,
     )
-
-
-def _where(panel: Panel) -> str:
-    return f"{panel.benchmark}, {panel.setting.replace('_', '-')}, {_WORDS.get(panel.task, panel.task)}"
 
 
 def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
@@ -138,12 +124,11 @@ def _choose(records: Records, compare: CompareScores, selection: Selection) -> _
     if not rows:
         raise Nothing("The curves of this evaluation are not in the catalog.", "kvp evaluate")
     rows = choose_place(selection, rows)
-    names = list(METRICS)
-    metrics = sorted({row["metric"] for row in rows}, key=lambda name: names.index(name) if name in names else 99)
+    metrics = sorted({row["metric"] for row in rows}, key=metric_order)
     metric = selection.one("metric", "Metric", [(name, metric_label(name)) for name in metrics])
     rows = [row for row in rows if row["metric"] == metric]
     tasks = sorted({row["task"] for row in rows}, key=lambda task: (task != MEAN_TASK, task))
-    task = selection.one("task", "Task", [(name, _WORDS.get(name, name)) for name in tasks])
+    task = selection.one("task", "Task", [(name, task_label(name)) for name in tasks])
     rows = [row for row in rows if row["task"] == task]
     scale = selection.one("scale", "Budget axis", _SCALES)
     methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
@@ -166,7 +151,7 @@ def _choose(records: Records, compare: CompareScores, selection: Selection) -> _
         evaluation=evaluation,
         rows=drawn,
         panel=panel,
-        differences=read_differences(whole, comparisons, _heuristics(rows)),
+        differences=read_differences(whole, comparisons, heuristics(rows)),
         log_budget=scale == "log",
     )
 
@@ -180,12 +165,6 @@ def _question(evaluation: Evaluation, panel: Panel, rows: Sequence[Row]) -> Comp
         task=panel.task,
         seeds=tuple(sorted({(row["method"], row["seed"]) for row in rows})),
     )
-
-
-def _heuristics(rows: list[Row]) -> list[str]:
-    """Methods that are made from nothing that was trained, and do not know the future."""
-    trained = {row["method"] for row in rows if row["policy_set_id"]} | set(own_methods(rows))
-    return in_order({row["method"] for row in rows} - trained - set(BOUNDS))
 
 
 def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 
-from dashboards.app.choosing import choose_evaluation, choose_place, in_order, lineage_link, origin
+from dashboards.app.choosing import choose_evaluation, choose_place, lineage_link, origin
 from dashboards.app.content import Nothing, Page
 from dashboards.app.head_detail import head_figures
-from dashboards.app.records import Evaluation, Records, Row
+from dashboards.app.records import Evaluation, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.drawing import Figure
-from dashboards.figures.heads import HeadMap, Heads, cost_map, draw_maps, ratio_colours
+from dashboards.figures.heads import HeadMap, Heads, cost_map, costs_by_method, draw_maps, ratio_colours
 from dashboards.formats import number
 from dashboards.report.head_rows import SHAPES
-from dashboards.styles import BOUNDS
+from dashboards.styles import heuristics
 from dashboards.tables import Link, table
 
 BEST = "best"
@@ -33,16 +33,15 @@ def heads_page(records: Records, selection: Selection) -> Page:
         raise Nothing("What each head costs is not in the catalog.", "kvp evaluate")
     rows = choose_place(selection, rows)
     heads = Heads.of_rows(rows)
-    costs = _costs(rows, heads)
-    trained = {row["method"] for row in rows if row["policy_set_id"]}
-    heuristics = [name for name in costs if name not in trained and name not in BOUNDS]
+    costs = {name: values.tolist() for name, values in costs_by_method(rows, heads).items()}
+    rivals = heuristics(rows)
     method = selection.one("method", "Method", [(name, name) for name in costs])
-    baselines = [(BEST, "the best heuristic of each head"), *((name, name) for name in heuristics if name != method)]
+    baselines = [(BEST, "the best heuristic of each head"), *((name, name) for name in rivals if name != method)]
     baseline = selection.one("baseline", "Against", baselines)
     options = [("", "none"), *((str(head), name) for head, name in enumerate(heads.names))]
     head = selection.one("head", "Head", options)
     chosen = int(head) if head else None
-    against = _baseline(costs, [name for name in heuristics if name != method], baseline)
+    against = _baseline(costs, [name for name in rivals if name != method], baseline)
     figures = [_cost_map(heads, method, costs[method], chosen)]
     if against is not None:
         words = "the best heuristic" if baseline == BEST else baseline
@@ -73,21 +72,9 @@ def heads_page(records: Records, selection: Selection) -> Page:
     )
 
 
-def _costs(rows: Sequence[Row], heads: Heads) -> Costs:
-    by_method: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        by_method.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
-    costs = {
-        method: [fmean(by_method[method][name]) if name in by_method[method] else math.nan for name in heads.names]
-        for method in in_order(by_method)
-    }
-    # What a model without finite numbers costs has no place on a logarithmic scale.
-    return {m: [cost if 0 < cost < math.inf else math.nan for cost in of_method] for m, of_method in costs.items()}
-
-
-def _baseline(costs: Costs, heuristics: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
+def _baseline(costs: Costs, rivals: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
     """What each head is compared with: (cost, method); None where there is no heuristic."""
-    names = heuristics if chosen == BEST else [chosen]
+    names = rivals if chosen == BEST else [chosen]
     if not names:
         return None
     num_heads = len(next(iter(costs.values())))

@@ -2,16 +2,17 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from dashboards.drawing import DIVERGING, SEQUENTIAL, cell, log_axis, log_ticks, new_drawing, new_grid
 from dashboards.formats import number
-from dashboards.styles import style_of
+from dashboards.styles import in_order, style_of
 
 _NAME = re.compile(r"L(\d+)\.H(\d+)")
 _MARK = "#e8590c"
@@ -60,6 +61,21 @@ class Heads:
     def height(self) -> int:
         """Pixels that one map of them takes."""
         return 105 + max(22 * (1 + max(row for _, row in self.places)), 66)
+
+
+def costs_by_method(rows: Iterable[Mapping[str, Any]], heads: Heads) -> dict[str, NDArray[np.float64]]:
+    """Method to its cost of each head, mean over seeds.
+
+    NaN where a head has none, and where the cost of a model without finite numbers has no place on a logarithmic scale.
+    """
+    costs: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        costs.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
+    means = {
+        method: np.array([np.mean(costs[method].get(name, [np.nan])) for name in heads.names])
+        for method in in_order(costs)
+    }
+    return {method: np.where((of > 0) & np.isfinite(of), of, np.nan) for method, of in means.items()}
 
 
 def draw_maps(heads: Heads, maps: Sequence[HeadMap], *, chosen: int | None = None) -> go.Figure:

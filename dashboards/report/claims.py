@@ -12,7 +12,7 @@ from typing import Any
 
 from dashboards.formats import counted, interval, listed, number, percent
 from dashboards.series import MEAN_TASK, Panel
-from dashboards.styles import ANALYSES, LOWER_IS_BETTER, METRICS, method_order
+from dashboards.styles import ANALYSES, LOWER_IS_BETTER, in_order, method_order, metric_order
 
 Row = Mapping[str, Any]
 
@@ -92,13 +92,12 @@ class Claim:
 def own_methods(curves: Iterable[Row]) -> list[str]:
     """Methods that are made from policy sets, the main one first."""
     learned = {row["method"] for row in curves if row["policy_set_id"].startswith("policy_set-")}
-    return sorted(learned, key=method_order)
+    return in_order(learned)
 
 
 def ordered_metrics(metrics: Iterable[str]) -> list[str]:
     """Those that are competed for, the leading one first; fidelity over the answer alone only without the other."""
-    names = list(METRICS)
-    there = sorted(set(metrics) - set(ANALYSES), key=lambda name: (names.index(name) if name in names else 99, name))
+    there = sorted(set(metrics) - set(ANALYSES), key=metric_order)
     return [name for name in there if name != "kl_answer" or "kl" not in there]
 
 

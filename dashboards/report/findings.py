@@ -11,7 +11,7 @@ from dashboards.formats import NOTHING, with_interval
 from dashboards.report.claims import Row
 from dashboards.report.document import Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
-from dashboards.styles import method_order, style_of
+from dashboards.styles import in_order, method_order, style_of
 from dashboards.tables import Table, table
 
 _NESTED = {
@@ -55,7 +55,7 @@ def _places(findings: Sequence[Row]) -> list[Place]:
 
 
 def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
-    for method in sorted({row["method"] for row in rows}, key=method_order):
+    for method in in_order(row["method"] for row in rows):
         cells_by_method = {
             quantity: {
                 (row["budget"], row["larger_budget"]): row

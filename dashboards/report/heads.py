@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from dashboards.drawing import Figure
-from dashboards.figures.heads import HeadMap, cost_map, draw_cost_boxes, draw_maps, linear_colours
+from dashboards.figures.heads import HeadMap, cost_map, costs_by_method, draw_cost_boxes, draw_maps, linear_colours
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
 from dashboards.formats import NOTHING, is_number, number
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.head_rows import SHAPES, Head, mean_of, method_costs, place_of, places_of, read_heads
+from dashboards.report.head_rows import SHAPES, Head, mean_of, place_of, places_of, read_heads
 from dashboards.report.view import Place, ReportView, section, short
 from dashboards.styles import BOUNDS
 from dashboards.tables import Table, table
@@ -98,18 +98,16 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
         yield missing("what each ranking costs each head", "`kvp evaluate` adds it to the table head_costs.")
         return
     for place in sorted({place_of(row) for row in view.rows.head_costs}):
-        costs = method_costs(heads, place)
-        summary = _cost_table(view, place, costs, [head.name for head in heads])
-        yield _cost_boxes(place, costs, summary)
-        heuristics = [method for method in costs if method not in view.own and method not in BOUNDS]
-        best = min(heuristics, key=lambda method: float(np.nanmean(costs[method])), default=None)
-        shown = [
-            method
-            for method in (*[method_name for method_name in view.own if method_name in costs][:1], best)
-            if method is not None
-        ]
-        if shown:
-            yield _cost_maps(place, heads, {method: costs[method] for method in shown})
+        rows = [row for row in view.rows.head_costs if place_of(row) == place]
+        known = {m: of for m, of in costs_by_method(rows, places_of(heads)).items() if np.isfinite(of).any()}
+        if not known:
+            yield missing(f"a finite cost of any head ({short(place)})", "`kvp evaluate` of another model has some.")
+            continue
+        yield _cost_boxes(place, known, _cost_table(view, place, known, [head.name for head in heads]))
+        others = [method for method in known if method not in view.own and method not in BOUNDS]
+        others.sort(key=lambda method: float(np.nanmean(known[method])))
+        if shown := [*[method for method in view.own if method in known][:1], *others[:1]]:
+            yield _cost_maps(place, heads, {method: known[method] for method in shown})
 
 
 def _cost_maps(place: Place, heads: Sequence[Head], costs: Mapping[str, np.ndarray]) -> Figure:

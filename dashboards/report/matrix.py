@@ -10,7 +10,7 @@ from dashboards.report.claims import Row, ordered_metrics
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
 from dashboards.report.wins import REMEDY
-from dashboards.styles import method_order, short_metric
+from dashboards.styles import in_order, short_metric
 from dashboards.tables import Table, table
 
 _COLUMNS = 3
@@ -40,7 +40,7 @@ def matrix_section(view: ReportView) -> Iterator[Block]:
 
 
 def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Figure:
-    methods = sorted({row["method"] for row in rows}, key=method_order)
+    methods = in_order(row["method"] for row in rows)
     budgets = sorted({row["budget"] for row in rows})
     cells = {(row["budget"], row["method"], row["other"]): row for row in rows}
     title = f"Who beats whom: {short(place)}, {short_metric(metric)}"

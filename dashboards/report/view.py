@@ -9,7 +9,7 @@ from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_me
 from dashboards.report.document import Block, Section
 from dashboards.report.rows import ReportRows
 from dashboards.series import MEAN_TASK, Panel, make_panels
-from dashboards.styles import short_metric
+from dashboards.styles import place_label, short_metric
 
 Place = tuple[str, str]
 """A benchmark and a setting, which no figure mixes."""
@@ -108,8 +108,7 @@ def section(
 
 def short(place: Place) -> str:
     """A place in a few words."""
-    benchmark, setting = place
-    return f"{benchmark}, {setting.replace('_', '-')}"
+    return place_label(*place)
 
 
 def describe(metric: str) -> Callable[[Claim], str]:

@@ -7,7 +7,7 @@ from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words,
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
 from dashboards.report.view import Place, ReportView, describe, section, short
 from dashboards.series import MEAN_TASK, direction
-from dashboards.styles import method_order, short_metric
+from dashboards.styles import in_order, short_metric
 from dashboards.tables import Table, table
 
 REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
@@ -132,7 +132,7 @@ def _versus(claim: Claim, other: Opponent | None, *, with_name: bool) -> tuple[s
 def _against_each(place: Place, claims: Sequence[Claim]) -> Table:
     method, metric = claims[0].method, claims[0].metric
     of = {(claim.budget, other.method): other for claim in claims for other in (*claim.baselines, *claim.variants)}
-    rivals = sorted({name for _, name in of}, key=method_order)
+    rivals = in_order(name for _, name in of)
     return table(
         f"{method} minus every other contender: {short(place)}, {short_metric(metric)}",
         ("other method", *(str(claim.budget) for claim in claims)),

@@ -15,12 +15,12 @@ from plotly.offline import get_plotlyjs
 from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 
 from dashboards.drawing import Figure, error_bars
-from dashboards.figures.heads import draw_cost_boxes
+from dashboards.figures.heads import costs_by_method, draw_cost_boxes
 from dashboards.formats import ID, duration, interval, listed, number, percent
 from dashboards.rendering import render_template
 from dashboards.report.document import Document, Prose, Section, missing, prose
 from dashboards.report.findings import findings_section
-from dashboards.report.head_rows import method_costs, places_of, read_heads
+from dashboards.report.head_rows import places_of, read_heads
 from dashboards.report.heads import heads_section
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.training import draw_courses
@@ -243,7 +243,7 @@ def test_heat_maps_have_layers_from_left_to_right_and_heads_from_top_to_bottom(p
     view = ReportView(rows=planted.rows)
     heads = read_heads(view)
     assert list(places_of(heads).places) == HEADS
-    assert list(method_costs(heads, ("ruler", "query_agnostic"))) == ["kvp", "oracle", "snapkv", "h2o"]
+    assert list(costs_by_method(planted.rows.head_costs, places_of(heads))) == ["kvp", "oracle", "snapkv", "h2o"]
     drawing = drawing_of(heads_section(view), "Cost of each head under kvp and snapkv")
     first, second = (10 ** np.array(trace.z, dtype=float) for trace in drawing.data)
     np.testing.assert_allclose(first, [[1.2, 1.4, 1.6], [1.3, 1.5, 1.7]])
@@ -310,6 +310,16 @@ def test_boxes_of_heads_are_the_quantiles_of_their_costs():
     box, outside = draw_cost_boxes({"kvp": costs}).data
     assert (box.q1[0], box.median[0], box.q3[0]) == (25.75, 50.5, 75.25)
     assert list(outside.x) == [cost for cost in range(1, 101) if not box.lowerfence[0] <= cost <= box.upperfence[0]]
+
+
+def test_costs_without_a_finite_number_are_left_out(planted):
+    costs = [row | ({"cost": math.inf} if row["method"] != "h2o" else {}) for row in planted.rows.head_costs]
+    section = heads_section(ReportView(rows=replace(planted.rows, head_costs=costs)))
+    shown = [block.title for block in section.blocks if isinstance(block, Figure)]
+    assert any(title.startswith("Cost of each head under h2o:") for title in shown)
+    none = [row | {"cost": math.nan} for row in costs]
+    section = heads_section(ReportView(rows=replace(planted.rows, head_costs=none)))
+    assert any("a finite cost of any head" in b.lines[0] for b in section.blocks if isinstance(b, Prose))
 
 
 def test_every_method_has_a_look_of_its_own():
