@@ -40,6 +40,12 @@ def with_interval(value: float | None, low: float | None, high: float | None, *,
     return f"{number(value, signed=signed)} {interval(low, high, signed=signed)}"
 
 
+def samples(counts: Iterable[int]) -> str:
+    """`8 samples`, `4 to 8 samples`."""
+    ordered = sorted(counts)
+    return f"{' to '.join(dict.fromkeys(map(str, (ordered[0], ordered[-1]))))} samples"
+
+
 def percent(share: float) -> str:
     """A share in whole percent, with a decimal under ten."""
     return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"

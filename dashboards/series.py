@@ -56,6 +56,11 @@ class Panel:
         return f"{place_label(self.benchmark, self.setting)}, {task_label(self.task)}"
 
     @property
+    def points(self) -> dict[tuple[str, int], Point]:
+        """Every point by method and budget."""
+        return {(line.method, point.budget): point for line in self.series for point in line.points}
+
+    @property
     def budgets(self) -> list[int]:
         """Every budget at which some method has a value."""
         return sorted({point.budget for line in self.series for point in line.points})

@@ -42,7 +42,7 @@ def curve_table(
     """
     panel = _choose(rows, metric=metric, setting=setting, benchmark=benchmark, task=task)
     better = better or {}
-    points = {(line.method, point.budget): point for line in panel.series for point in line.points}
+    points = panel.points
     best = {budget: _best(panel, budget) for budget in panel.budgets}
     marked = any(better.get(budget, False) for budget in panel.budgets if (LEARNED, budget) in points)
 
@@ -106,13 +106,7 @@ def _choose(rows: Sequence[Mapping[str, Any]], *, metric: str, setting: str, ben
 
 
 def _best(panel: Panel, budget: int) -> float | None:
-    values = [
-        point.value
-        for line in panel.series
-        if line.method not in BOUNDS
-        for point in line.points
-        if point.budget == budget
-    ]
+    values = [point.value for (method, at), point in panel.points.items() if at == budget and method not in BOUNDS]
     pick = min if panel.metric in LOWER_IS_BETTER else max
     return pick(values, default=None)
 

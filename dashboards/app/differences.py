@@ -73,7 +73,7 @@ def _paired(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str
 
 
 def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Difference]]:
-    values = {(line.method, point.budget): point.value for line in panel.series for point in line.points}
+    values = {key: point.value for key, point in panel.points.items()}
     pick = min if panel.metric in LOWER_IS_BETTER else max
     best: dict[int, str] = {}
     for budget in panel.budgets:

@@ -7,7 +7,7 @@ from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
 from dashboards.drawing import Figure, new_drawing
-from dashboards.formats import duration, moment, number
+from dashboards.formats import duration, moment, number, with_interval
 from dashboards.tables import Cell, Link, Outcome, Table, table
 from storage.promotions import PromotionHistory
 
@@ -212,8 +212,8 @@ def _decisions(records: Records) -> Table | None:
 
 def _difference(decision: Row) -> str:
     """Challenger minus champion, with its interval."""
-    ends = f" [{number(decision['ci_low'])}, {number(decision['ci_high'])}]"
-    return number(decision["difference"]) + ("" if decision["ci_low"] is None else ends)
+    ends = (decision["ci_low"], decision["ci_high"])
+    return number(decision["difference"]) if ends[0] is None else with_interval(decision["difference"], *ends)
 
 
 def _policy_link(policy_set_id: str) -> Cell:

@@ -116,7 +116,7 @@ def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Se
         rows.setdefault(key, []).append(row)
     claims = []
     for panel in panels:
-        values = {(line.method, point.budget): point.value for line in panel.series for point in line.points}
+        values = {key: point.value for key, point in panel.points.items()}
         for method in learned:
             for budget in panel.budgets:
                 matching = rows.get((panel.benchmark, panel.setting, panel.metric, panel.task, method, budget), [])

@@ -7,7 +7,7 @@ from plotly.colors import sample_colorscale
 
 from dashboards.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
 from dashboards.figures.curves import budget_axis
-from dashboards.formats import NOTHING, with_interval
+from dashboards.formats import NOTHING, samples, with_interval
 from dashboards.report.claims import Row
 from dashboards.report.document import Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
@@ -109,7 +109,7 @@ def _nested_table(place: Place, method: str, quantity: str, cells: Cells) -> Tab
         f"{short(place)}, {method}: {_NESTED[quantity]}",
         ("smaller budget", *(f"from {of} tokens" for of in larger)),
         [(str(budget), *(_cell(cells.get((budget, of))) for of in larger)) for budget in budgets],
-        note=f"Value [interval]; {_samples(list(cells.values()))}.",
+        note=f"Value [interval]; {samples(row['n'] for row in cells.values())}.",
     )
 
 
@@ -167,8 +167,3 @@ def _cell(row: Row | None) -> str:
 
 def _bars(rows: Sequence[Row]) -> dict[str, Any]:
     return error_bars(*([row[name] for row in rows] for name in ("value", "ci_low", "ci_high")))
-
-
-def _samples(rows: Sequence[Row]) -> str:
-    counts = sorted({row["n"] for row in rows})
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples"

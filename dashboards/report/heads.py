@@ -9,7 +9,7 @@ import numpy as np
 from dashboards.drawing import Figure
 from dashboards.figures.heads import HeadMap, cost_map, costs_by_method, draw_cost_boxes, draw_maps, linear_colours
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
-from dashboards.formats import NOTHING, is_number, number
+from dashboards.formats import NOTHING, is_number, number, samples
 from dashboards.report.document import Block, missing, prose
 from dashboards.report.head_rows import SHAPES, Head, mean_of, place_of, places_of, read_heads
 from dashboards.report.view import Place, ReportView, section, short
@@ -145,7 +145,7 @@ def _cost_boxes(place: Place, costs: Mapping[str, np.ndarray], numbers: Table) -
 
 
 def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
-    counts = sorted({row["n"] for row in view.rows.head_costs if place_of(row) == place})
+    counts = [row["n"] for row in view.rows.head_costs if place_of(row) == place]
     return table(
         f"Cost of a head by method: {short(place)}",
         ("method", "mean", "lower quartile", "median", "upper quartile", "worst head", "cost there"),
@@ -159,7 +159,7 @@ def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray],
             )
             for method, values in costs.items()
         ],
-        note=f"Over {len(next(iter(costs.values())))} heads, each a mean over {' to '.join(map(str, counts))} samples.",
+        note=f"Over {len(next(iter(costs.values())))} heads, each a mean over {samples(counts)}.",
     )
 
 

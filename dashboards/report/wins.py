@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dashboards.formats import NOTHING, interval, listed, number, percent, with_interval
+from dashboards.formats import NOTHING, interval, listed, number, percent
+from dashboards.points import point_words
 from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
 from dashboards.report.view import Place, ReportView, describe, section, short
@@ -110,12 +111,9 @@ def _against_best(view: ReportView, place: Place, claims: Sequence[Claim]) -> Ta
 
 def _value(view: ReportView, place: Place, claim: Claim) -> str:
     mean, tasks = view.panels_of(place, claim.metric)
-    panels = [panel for panel in [mean, *tasks] if panel is not None and panel.task == claim.task]
-    for line in panels[0].series if panels else ():
-        for point in line.points:
-            if (line.method, point.budget) == (claim.method, claim.budget):
-                ends = (point.low, point.high) if point.has_interval else (None, None)
-                return with_interval(point.value, *ends)
+    for panel in (mean, *tasks):
+        if panel is not None and panel.task == claim.task:
+            return point_words(panel.points.get((claim.method, claim.budget)))
     return number(claim.value)
 
 
