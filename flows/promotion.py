@@ -1,12 +1,13 @@
 """Champion and challenger after an evaluation: the champion is judged on the same examples, then it is decided."""
 
 from functools import partial
+from itertools import chain
 
 from flows.fan_out import run_parts
 from kvpolicy.comparisons import LEARNED
 from storage.catalog import Catalog
 from storage.promotions import read_history
-from tasks.evaluate import evaluate_shard
+from tasks.evaluate import ExampleGroup, evaluate_shard
 from tasks.promote import (
     champion_config,
     decide_on_challenger,
@@ -16,7 +17,7 @@ from tasks.promote import (
     require_whole,
 )
 from tasks.publish import evaluated_examples
-from tasks.references import ShardRef, TrainedRef, trained_ref
+from tasks.references import ContenderRef, ShardRef, TrainedRef, trained_ref
 from tasks.work import Plan
 
 
@@ -52,7 +53,7 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
                 evaluation_id=evaluation_id,
                 evaluation_run_id=evaluation_run_id,
                 champion=champion,
-                champion_shards=[] if champion is None else _judge(plan, champion),
+                champion_shards=[] if champion is None else _evaluate(plan, champion),
                 config=plan.config.promote,
                 judged=plan.config.evaluate,
                 seed=plan.seed,
@@ -60,11 +61,20 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
         follow_decisions(home, read_history(catalog, model_digest))
 
 
-def _judge(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
+def _evaluate(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
     """The champion on the examples of this plan; what it was judged on before is found again."""
     config, prompts = champion_config(plan.config.evaluate), plan.made[("prompts", "test")]
+    champion_ref = ContenderRef(method=LEARNED, seed=champion.seed, trained=champion)
+    group = partial(
+        ExampleGroup,
+        model=plan.model,
+        prompts=prompts,
+        contenders=(champion_ref,),
+        config=config,
+        seed=plan.seed,
+    )
     parts = [
-        partial(evaluate_shard, plan.home, plan.model, [champion], prompts, config, first=first, seed=plan.seed)
-        for first, _ in evaluated_examples(prompts, config)
+        partial(evaluate_shard, plan.home, group(first=first, stop=stop))
+        for first, stop in evaluated_examples(prompts, config)
     ]
-    return [shard for shard, _ in run_parts("judge champion", parts)]
+    return list(chain.from_iterable(run_parts("evaluate champion", parts)))

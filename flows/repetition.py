@@ -103,9 +103,9 @@ def _repeat(record: Record, stage: str) -> None:
 
 
 def _log_other_code(home: Home, original: Original) -> None:
-    catalog, stage, config = Catalog(home), original.row["stage"], original.request.config
+    catalog, stage, given = Catalog(home), original.row["stage"], (original.request.config, original.parameters)
     before = recorded_modules(catalog, original.known)
-    now = next(kind.code_of(stage, config) for kind in STAGES if stage in (kind.name, *kind.part_kinds))
+    now = next(kind.code_of(stage, *given) for kind in STAGES if stage in (kind.name, *kind.part_kinds))
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
         LOGGER.info("the code is not what %s ran: %s", original.known.run_id, ", ".join(changed))

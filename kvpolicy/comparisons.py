@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from kvpolicy.curves import ExampleScore, ScoreTable, score_tables
+from kvpolicy.curves import ResampledTable, ScoreTable
 from kvpolicy.errors import InputError
 from kvpolicy.methods.registry import method_names, method_type
 from kvpolicy.metrics import LOWER_IS_BETTER
-from kvpolicy.statistics import Interval, Resamples, average_units, resample_means
+from kvpolicy.statistics import Interval, Resamples, average_units
 
 LEARNED = "kvp"
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
@@ -112,49 +112,41 @@ def is_heuristic(method: str) -> bool:
     return is_contender(method) and not method_type(method).trained
 
 
-def compare_methods(
-    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
-) -> list[Comparison]:
+def compare_methods(tables: Iterable[ResampledTable]) -> list[Comparison]:
     """Compare every method with every other at every budget, in each table of scores.
 
     Args:
-        scores: Scores of all examples.
-        seed: Of the bootstrap.
-        num_resamples: Of the bootstrap.
-        confidence: Of the intervals.
+        tables: Scores of all examples, resampled.
 
     Raises:
-        InputError: If an example lacks a score that others of its table have, a method lacks a seed at a budget, or
-            a method is unknown.
+        InputError: If a method lacks a seed at a budget, or is unknown.
     """
     comparisons = []
-    for table in score_tables(scores):
-        resamples = resample_means(table.values, strata=table.tasks, seed=seed, num_resamples=num_resamples)
+    for resampled in tables:
+        table, means, bootstrap = resampled.scores, resampled.means, resampled.bootstrap
         by_units: dict[str, list[_Entrant]] = {}
         for entrant in _entrants(table):
             by_units.setdefault(entrant.units, []).append(entrant)
         entrants = [entrant for alike in by_units.values() for entrant in alike]  # as the columns of the averages
         groups = {name: np.array([entrant.columns for entrant in alike]).T for name, alike in by_units.items()}
-        averaged = average_units(resamples, groups, seed=seed)
-        spreads = [_spread(resamples.mean[list(entrant.columns)]) for entrant in entrants]
-        comparisons += _compare(table, entrants, averaged, spreads, confidence)
+        averaged = average_units(means, groups, seed=bootstrap.seed)
+        spreads = [_spread(means.mean[list(entrant.columns)]) for entrant in entrants]
+        comparisons += _compare(table, entrants, averaged, spreads, bootstrap.confidence)
     return comparisons
 
 
-def beats_all(
-    comparisons: Iterable[Comparison], *, benchmark: str, setting: str, metric: str, method: str = LEARNED
-) -> dict[int, bool]:
-    """Budget to whether a method is better than every heuristic there, each by its own interval."""
-    relevant = [
-        entry
-        for entry in comparisons
-        if (entry.benchmark, entry.setting, entry.metric, entry.method) == (benchmark, setting, metric, method)
-        if is_heuristic(entry.other)
-    ]
-    return {
-        budget: all(entry.verdict == BETTER for entry in relevant if entry.budget == budget)
-        for budget in sorted({entry.budget for entry in relevant})
-    }
+def beats_all(comparisons: Iterable[Comparison], method: str = LEARNED) -> dict[tuple[str, str, str], dict[int, bool]]:
+    """Where a method is better than every heuristic, each by its own interval.
+
+    Returns:
+        Benchmark, setting and metric to budget to whether it is.
+    """
+    wins: dict[tuple[str, str, str], dict[int, bool]] = {}
+    for entry in sorted(comparisons, key=lambda entry: entry.budget):
+        if entry.method == method and is_heuristic(entry.other):
+            by_budget = wins.setdefault((entry.benchmark, entry.setting, entry.metric), {})
+            by_budget[entry.budget] = by_budget.get(entry.budget, True) and entry.verdict == BETTER
+    return wins
 
 
 def _entrants(table: ScoreTable) -> list[_Entrant]:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kvpolicy.errors import InputError
-from kvpolicy.statistics import Interval, bootstrap_table
+from kvpolicy.statistics import Bootstrap, Interval, IntervalTable, Resamples
 
 MEAN_TASK = "mean"
 
@@ -68,53 +68,66 @@ class ScoreTable:
     values: Float[np.ndarray, "example column"]
 
 
-def budget_curves(
-    scores: Iterable[ExampleScore], *, seed: int, num_resamples: int, confidence: float
-) -> list[CurvePoint]:
-    """Points of all curves: for each task, and for the mean over tasks.
+@dataclass(frozen=True, kw_only=True)
+class ResampledTable:
+    """A table of scores with what curves and comparisons share: the bootstrap means over all tasks.
+
+    Attributes:
+        scores: The table.
+        means: Of each of its columns.
+        bootstrap: The bootstrap that drew them.
+    """
+
+    scores: ScoreTable
+    means: Resamples
+    bootstrap: Bootstrap
+
+    def intervals(self, task: str) -> IntervalTable:
+        """Intervals of all columns for one task, or for the mean over tasks."""
+        if task == MEAN_TASK:
+            return self.means.intervals(self.bootstrap.confidence)
+        rows = [place for place, task_of_row in enumerate(self.scores.tasks) if task_of_row == task]
+        return self.bootstrap.resample(self.scores.values[rows]).intervals(self.bootstrap.confidence)
+
+
+def resample_scores(scores: Iterable[ExampleScore], bootstrap: Bootstrap) -> list[ResampledTable]:
+    """Sort scores into tables, and resample the examples of each.
 
     Args:
         scores: Scores of all examples.
-        seed: Of the bootstrap.
-        num_resamples: Of the bootstrap.
-        confidence: Of the intervals.
+        bootstrap: The bootstrap.
 
     Raises:
         InputError: If an example lacks a score that others of its table have.
     """
-    points = []
-    for table in score_tables(scores):
-        for task in (MEAN_TASK, *sorted(set(table.tasks))):
-            rows = [index for index, task_of_row in enumerate(table.tasks) if task in (MEAN_TASK, task_of_row)]
-            intervals = bootstrap_table(
-                table.values[rows],
-                strata=[table.tasks[row] for row in rows],
-                seed=seed,
-                num_resamples=num_resamples,
-                confidence=confidence,
-            )
-            points += [
-                CurvePoint(
-                    benchmark=table.benchmark,
-                    setting=table.setting,
-                    method=method,
-                    seed=method_seed,
-                    task=task,
-                    metric=table.metric,
-                    budget=budget,
-                    interval=intervals.interval(column),
-                )
-                for column, (method, method_seed, budget) in enumerate(table.columns)
-            ]
-    return points
+    return [
+        ResampledTable(scores=table, means=bootstrap.resample(table.values, strata=table.tasks), bootstrap=bootstrap)
+        for table in _score_tables(scores)
+    ]
 
 
-def score_tables(scores: Iterable[ExampleScore]) -> list[ScoreTable]:
-    """Sort scores into tables.
+def budget_curves(tables: Iterable[ResampledTable]) -> list[CurvePoint]:
+    """Points of all curves: for each task, and for the mean over tasks."""
+    return [
+        CurvePoint(
+            benchmark=table.scores.benchmark,
+            setting=table.scores.setting,
+            method=method,
+            seed=method_seed,
+            task=task,
+            metric=table.scores.metric,
+            budget=budget,
+            interval=intervals.interval(column),
+        )
+        for table in tables
+        for task in (MEAN_TASK, *sorted(set(table.scores.tasks)))
+        for intervals in [table.intervals(task)]
+        for column, (method, method_seed, budget) in enumerate(table.scores.columns)
+    ]
 
-    Raises:
-        InputError: If an example lacks a score that others of its table have.
-    """
+
+def _score_tables(scores: Iterable[ExampleScore]) -> list[ScoreTable]:
+    """Sort scores into tables."""
     grouped: dict[tuple[str, str, str], dict[str, dict[tuple[str, int, int], float]]] = {}
     tasks: dict[tuple[str, str], str] = {}
     for score in scores:

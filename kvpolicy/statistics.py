@@ -14,7 +14,7 @@ An interval over examples says nothing of the spread between training seeds; `av
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -134,6 +134,31 @@ class Resamples:
 
     def _rounded(self, values: np.ndarray) -> np.ndarray:
         return np.where(np.abs(values) <= self.rounding, 0.0, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    """How intervals are made.
+
+    Attributes:
+        seed: Of the draws.
+        num_resamples: Bootstrap means to draw.
+        confidence: Share of the bootstrap means inside an interval.
+    """
+
+    seed: int
+    num_resamples: int = 2000
+    confidence: float = 0.95
+
+    def resample(
+        self, values: Float[np.ndarray, "example column"], *, strata: Sequence[str] | None = None
+    ) -> "Resamples":
+        """Bootstrap means of many columns, as `resample_means`."""
+        return resample_means(values, strata=strata, seed=self.seed, num_resamples=self.num_resamples)
+
+    def mean(self, values: Float[np.ndarray, "example"], *, strata: Sequence[str] | None = None) -> "Interval":
+        """Interval for a mean, as `bootstrap_mean`."""
+        return bootstrap_mean(values, strata=strata, **asdict(self))
 
 
 def bootstrap_mean(

@@ -78,6 +78,7 @@ class Catalog:
         prefect_task_run_id: str = "",
         modules: Mapping[str, str] | None = None,
         repeats: str = "",
+        shared_by: int = 1,
     ) -> Iterator[RunRecorder]:
         """Record the run that the block is.
 
@@ -97,6 +98,7 @@ class Catalog:
             modules: what the fingerprint covers: module -> digest of its source.
             repeats: id of the run that this one repeats: its results are kept to be compared; no stage finds them and
                 no table shows them.
+            shared_by: number of runs that do their work together: each has an equal share of the seconds.
 
         Raises:
             StorageError: if an input is not registered, or the record cannot be written.
@@ -114,6 +116,7 @@ class Catalog:
             environment=environment(),
             modules=modules or {},
             repeats=repeats,
+            shared_by=shared_by,
         )
         with announced(self._home, run, known, committed=lambda: self.rows("runs", f"run_id = {quote(run.run_id)}")):
             try:

@@ -18,7 +18,8 @@ from pathlib import Path
 from storage.database import database_of_mlflow, require_postgresql, sqlite_uri
 from storage.errors import StorageError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_LAST_RELEASES = {1: "0.1", 2: "0.1", 3: "0.1"}  # of earlier formats: those that read homes of them
 _MARKER = "home.json"
 
 
@@ -235,8 +236,9 @@ def _read(folder: Path, marker: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{marker} is damaged: expected a format_version; restore it or use a new --home") from error
     if version != FORMAT_VERSION:
+        earlier = _LAST_RELEASES.get(version) if isinstance(version, int) else None
+        release = f"kvpolicy {earlier}, which reads it" if earlier else "the release that made it"
         raise StorageError(
-            f"home {folder} has format version {version!r}, expected {FORMAT_VERSION}: use the release that made it,"
-            " or a new --home"
+            f"home {folder} has format version {version!r}, expected {FORMAT_VERSION}: use {release}, or a new --home"
         )
     return places

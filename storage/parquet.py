@@ -22,16 +22,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
 
     Args:
         path: The file; one that is there is replaced.
-        rows: At least one; all with the same columns of plain values or lists of them.
+        rows: All with the same columns of plain values or lists of them; none are fine.
 
     Raises:
-        StorageError: If there are no rows, or they cannot be written.
+        StorageError: If they cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not rows:
-        raise StorageError(f"no rows to write to {path}")
     plain = [dict(row) for row in rows]
     for index, row in enumerate(plain):
         # Arrow takes the columns from the first row: it would drop others, and fill in what is missing.

@@ -51,10 +51,11 @@ class RunRecorder:
         environment: Environment,
         modules: Mapping[str, str],
         repeats: str,
+        shared_by: int = 1,
     ) -> None:
         self.run_id = new_run_id()
         self.mlflow_run_id = ""
-        self._repeats = repeats
+        self._repeats, self._shared_by = repeats, shared_by
         self._code = code_artifact(code_fingerprint, environment, modules)
         self._environment = environment_artifact(environment)
         self._inputs = {
@@ -144,7 +145,7 @@ class RunRecorder:
             "outcome": outcome,
             "reason": reason,
             "ended_at": self._started_at + dt.timedelta(seconds=seconds),
-            "seconds": seconds,
+            "seconds": seconds / self._shared_by,
             "mlflow_run_id": "" if self._repeats else self.mlflow_run_id,  # a repetition's is not kept
         }
 

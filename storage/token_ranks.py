@@ -1,9 +1,10 @@
 """Rankings of contexts token by token, as two Parquet files in the folder of an evaluation shard.
 
 `contexts.parquet` has a row for each context: the text of its tokens, and what the future pays each of them in every
-head. `rankings.parquet` has a row for each ranking of one of them. Both have a row group for each context, so that one
-is read without the others. Arrays lie flat, heads one after the other; Parquet packs ranks into as many bits as the
-length of the context needs (90 heads, 900 tokens: about 100 KB a ranking).
+head. `rankings.parquet` has a row for each ranking of a context, which another folder may have: a shard of one method
+has that method's rankings alone. Both have a row group for each row, so that one is read without the others. Arrays lie
+flat, heads one after the other; Parquet packs ranks into as many bits as the length of the context needs (90 heads, 900
+tokens: about 100 KB a ranking).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 CONTEXTS, RANKINGS = "contexts.parquet", "rankings.parquet"
 _DIGEST = "content_sha256"
 _NAME = ("sample_id", "benchmark", "task", "setting")
+_CONTEXT_NAME = ("sample_id", "setting")
 _REPEATED = ["ranks.list.element", "kept.list.element", "pieces.list.element"]
 _COLUMNS = {
     CONTEXTS: (*_NAME, "budgets", "num_heads", "num_tokens", "pieces", "importance"),
-    RANKINGS: (*_NAME, "method", "seed", "ranks", "kept"),
+    RANKINGS: (*_CONTEXT_NAME, "method", "seed", "num_heads", "ranks", "kept"),
 }
 
 
@@ -39,12 +41,16 @@ class StoredRanking:
     """The order in which one method gives up the tokens of a context.
 
     Attributes:
+        sample_id: the sample.
+        setting: query_aware or query_agnostic.
         method: the method.
         seed: its seed.
         ranks: (head, token) from 1, kept longest; a head that keeps b tokens keeps ranks 1 to b.
         kept: (budget, head) tokens that a head keeps at each of the context's budgets.
     """
 
+    sample_id: str
+    setting: str
     method: str
     seed: int
     ranks: npt.NDArray[np.int32]
@@ -63,7 +69,7 @@ class StoredContext:
         budgets: entries kept per KV head, in tokens.
         pieces: text of each token.
         importance: (head, token) attention that the future pays.
-        rankings: in the order of the methods.
+        rankings: those that were read with it.
     """
 
     sample_id: str
@@ -73,7 +79,7 @@ class StoredContext:
     budgets: tuple[int, ...]
     pieces: tuple[str, ...]
     importance: npt.NDArray[np.float32]
-    rankings: tuple[StoredRanking, ...]
+    rankings: tuple[StoredRanking, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that all arrays are of the same heads and tokens.
@@ -93,44 +99,42 @@ class StoredContext:
                     f"counts of {ranking.kept.shape}, expected {shape} and {(len(self.budgets), shape[0])}"
                 )
 
-    @property
-    def name(self) -> dict[str, str]:
-        """What names it in both files."""
-        return {name: getattr(self, name) for name in _NAME}
-
     def find(self, method: str, seed: int) -> StoredRanking | None:
         """The ranking of a method, if it was read."""
         return next((ranking for ranking in self.rankings if (ranking.method, ranking.seed) == (method, seed)), None)
 
 
-def digest_of(contexts: Iterable[StoredContext]) -> str:
-    """Return the digest of the content of some contexts."""
+def digest_of(contexts: Iterable[StoredContext], rankings: Iterable[StoredRanking]) -> str:
+    """Return the digest of the content of some contexts, apart from rankings read with them, and of some rankings."""
     hasher = hashlib.sha256()
     for context in contexts:
-        for text in (*context.name.values(), *context.pieces):
+        for text in (*(getattr(context, name) for name in _NAME), *context.pieces):
             hasher.update(f"{len(text)} {text}".encode())
         hasher.update(np.asarray(context.budgets, dtype="<i8").tobytes())
         hasher.update(np.ascontiguousarray(context.importance, dtype="<f4").tobytes())
-        for ranking in context.rankings:
-            hasher.update(f"{ranking.method} {ranking.seed} {ranking.ranks.shape}".encode())
-            hasher.update(np.ascontiguousarray(ranking.ranks, dtype="<i4").tobytes())
-            hasher.update(np.ascontiguousarray(ranking.kept, dtype="<i4").tobytes())
+    for ranking in rankings:
+        for text in (ranking.sample_id, ranking.setting, ranking.method):
+            hasher.update(f"{len(text)} {text}".encode())
+        hasher.update(f"{ranking.seed} {ranking.ranks.shape}".encode())
+        hasher.update(np.ascontiguousarray(ranking.ranks, dtype="<i4").tobytes())
+        hasher.update(np.ascontiguousarray(ranking.kept, dtype="<i4").tobytes())
     return hasher.hexdigest()
 
 
-def write_token_ranks(folder: Path, contexts: Sequence[StoredContext]) -> None:
+def write_token_ranks(folder: Path, contexts: Sequence[StoredContext], rankings: Sequence[StoredRanking]) -> None:
     """Write both files; each appears when it is complete, and replaces one that is there.
 
     Args:
         folder: where they go; it is made if it is missing.
-        contexts: none are fine: the files then say that there are none.
+        contexts: without the rankings that were read with them; none are fine: the file then says that there are none.
+        rankings: of these contexts or of those in another folder; none are fine too.
 
     Raises:
         StorageError: if they cannot be written.
     """
-    digest = digest_of(contexts)
-    _write(folder / CONTEXTS, ([_context_row(context)] for context in contexts), digest)
-    _write(folder / RANKINGS, (_ranking_rows(context) for context in contexts), digest)
+    digest = digest_of(contexts, rankings)
+    _write(folder / CONTEXTS, map(_context_row, contexts), digest)
+    _write(folder / RANKINGS, map(_ranking_row, rankings), digest)
 
 
 def list_contexts(folder: Path) -> list[dict[str, Any]]:
@@ -158,70 +162,53 @@ def list_rankings(folder: Path) -> list[dict[str, Any]]:
     Raises:
         StorageError: if the file is missing or damaged.
     """
-    return _rows(_read(folder / RANKINGS, ["sample_id", "setting", "method", "seed"]))
+    return _rows(_read(folder / RANKINGS, [*_CONTEXT_NAME, "method", "seed"]))
 
 
 def read_context(
-    folder: Path, sample_id: str, setting: str, methods: Iterable[tuple[str, int]] | None = None
+    folder: Path, sample_id: str, setting: str, rankings: Mapping[tuple[str, int], Path]
 ) -> StoredContext | None:
     """Read one context, or None if it is not there.
 
     Args:
-        folder: where `write_token_ranks` wrote.
+        folder: where `write_token_ranks` wrote the context.
         sample_id: the sample.
         setting: its setting.
-        methods: (method, seed) of the rankings that are wanted; all of them by default.
+        rankings: (method, seed) of the rankings that are wanted, and the folder of each; one that is not there is
+            left out.
 
     Raises:
-        StorageError: if a file is missing, damaged or of another shard.
+        StorageError: if a file is missing or damaged, or a ranking is of another context.
     """
     where: list[tuple[str, str, Any]] = [("sample_id", "=", sample_id), ("setting", "=", setting)]
-    contexts = _read(folder / CONTEXTS, None, where)
-    if not contexts.num_rows:
+    contexts = _rows(_read(folder / CONTEXTS, None, where))
+    if not contexts:
         return None
-    row = _rows(contexts)[0]
-    heads, budgets = row["num_heads"], tuple(row["budgets"].tolist())
-    wanted = None if methods is None else set(methods)
-    if wanted is not None:
-        where.append(("method", "in", sorted({method for method, _ in wanted})))
-    stored = []
-    if wanted is None or wanted:
-        rankings = _read(folder / RANKINGS, None, where)
-        if _digest_in(rankings.schema) != _digest_in(contexts.schema):
-            raise _unreadable(folder / RANKINGS, f"it is not of the same shard as {CONTEXTS}")
-        stored = _rows(rankings)
-    return StoredContext(
-        **{name: row[name] for name in _NAME},
-        budgets=budgets,
-        pieces=tuple(row["pieces"]),
-        importance=_shaped(folder / CONTEXTS, row["importance"], np.float32, heads),
-        rankings=tuple(
-            StoredRanking(
-                method=ranking["method"],
-                seed=ranking["seed"],
-                ranks=_shaped(folder / RANKINGS, ranking["ranks"], np.int32, heads),
-                kept=_shaped(folder / RANKINGS, ranking["kept"], np.int32, len(budgets)),
-            )
-            for ranking in stored
-            if wanted is None or (ranking["method"], ranking["seed"]) in wanted
-        ),
+    own = (
+        (ranked / RANKINGS, [*where, ("method", "=", method), ("seed", "=", seed)])
+        for (method, seed), ranked in rankings.items()
     )
+    found = (_stored_ranking(path, row) for path, wanted in own for row in _rows(_read(path, None, wanted)))
+    return replace(_stored_context(folder / CONTEXTS, contexts[0]), rankings=tuple(found))
 
 
 def is_whole(folder: Path) -> bool:
     """Whether both files can be read and hold what was written."""
+    paths = {name: folder / name for name in (CONTEXTS, RANKINGS)}
     try:
-        names = list_contexts(folder)
-        contexts = [read_context(folder, row["sample_id"], row["setting"]) for row in names]
-        digest = digest_of(context for context in contexts if context is not None)
-        return {_digest_in(_read(folder / name, []).schema) for name in (CONTEXTS, RANKINGS)} == {digest}
+        tables = {name: _read(path, None) for name, path in paths.items()}
+        digest = digest_of(
+            (_stored_context(paths[CONTEXTS], row) for row in _rows(tables[CONTEXTS])),
+            (_stored_ranking(paths[RANKINGS], row) for row in _rows(tables[RANKINGS])),
+        )
+        return {_digest_in(table.schema) for table in tables.values()} == {digest}
     except (StorageError, OSError, ValueError):  # a file that is lost is an OSError, one that is cut a ValueError
         return False
 
 
 def _context_row(context: StoredContext) -> dict[str, Any]:
     heads, tokens = context.importance.shape
-    return context.name | {
+    return {name: getattr(context, name) for name in _NAME} | {
         "budgets": list(context.budgets),
         "num_heads": heads,
         "num_tokens": tokens,
@@ -230,12 +217,27 @@ def _context_row(context: StoredContext) -> dict[str, Any]:
     }
 
 
-def _ranking_rows(context: StoredContext) -> list[dict[str, Any]]:
-    return [
-        context.name
-        | {"method": ranking.method, "seed": ranking.seed, "ranks": ranking.ranks.ravel(), "kept": ranking.kept.ravel()}
-        for ranking in context.rankings
-    ]
+def _ranking_row(ranking: StoredRanking) -> dict[str, Any]:
+    names = {name: getattr(ranking, name) for name in (*_CONTEXT_NAME, "method", "seed")}
+    arrays = {"ranks": ranking.ranks.ravel(), "kept": ranking.kept.ravel()}
+    return {**names, "num_heads": len(ranking.ranks), **arrays}
+
+
+def _stored_context(path: Path, row: Mapping[str, Any]) -> StoredContext:
+    return StoredContext(
+        **{name: row[name] for name in _NAME},
+        budgets=tuple(row["budgets"].tolist()),
+        pieces=tuple(row["pieces"]),
+        importance=_shaped(path, row["importance"], np.float32, row["num_heads"], -1),
+    )
+
+
+def _stored_ranking(path: Path, row: Mapping[str, Any]) -> StoredRanking:
+    return StoredRanking(
+        **{name: row[name] for name in (*_CONTEXT_NAME, "method", "seed")},
+        ranks=_shaped(path, row["ranks"], np.int32, row["num_heads"], -1),
+        kept=_shaped(path, row["kept"], np.int32, -1, row["num_heads"]),
+    )
 
 
 def _schema(file_name: str, digest: str) -> Any:
@@ -255,8 +257,8 @@ def _schema(file_name: str, digest: str) -> Any:
     return pa.schema(columns, metadata={_DIGEST: digest})
 
 
-def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> None:
-    """Write groups of rows, a row group each."""
+def _write(path: Path, rows: Iterable[dict[str, Any]], digest: str) -> None:
+    """Write rows, a row group each."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -266,8 +268,8 @@ def _write(path: Path, groups: Iterable[list[dict[str, Any]]], digest: str) -> N
         # Ranks repeat, so that a dictionary makes them short; shares of attention do not, but their bytes do.
         encoding = {"use_dictionary": _REPEATED, "use_byte_stream_split": ["importance.list.element"]}
         with pq.ParquetWriter(draft, schema, compression="zstd", write_page_checksum=True, **encoding) as writer:
-            for rows in groups:
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            for row in rows:
+                writer.write_table(pa.Table.from_pylist([row], schema=schema))
         draft.replace(path)
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"cannot write {path}: {one_line(error)}") from error
@@ -296,11 +298,11 @@ def _unreadable(path: Path, reason: str | Exception) -> StorageError:
     return StorageError(f"cannot read {path}: {words}{remedy}")
 
 
-def _shaped(path: Path, values: Any, dtype: type, num_rows: int) -> Any:
-    array: Any = np.array(values, dtype=dtype)
-    if num_rows < 1 or array.size % num_rows:
-        raise _unreadable(path, f"it has {array.size} numbers for {num_rows} rows")
-    return array.reshape(num_rows, -1)
+def _shaped(path: Path, values: Any, dtype: type, *shape: int) -> Any:
+    try:
+        return np.array(values, dtype=dtype).reshape(shape)
+    except ValueError as error:
+        raise _unreadable(path, f"it has {len(values)} numbers for a shape of {shape}") from error
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:

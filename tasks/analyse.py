@@ -1,26 +1,26 @@
-"""Analysing: what the reward is worth on some of the judged examples, one task a shard.
+"""Analysing: what the reward is worth on some of the evaluated examples, a shard of figures for each contender.
 
 In float32 whatever the type in which the model is judged, as the harm of a single token can be as small as the rounding
 of bfloat16.
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvpolicy.evaluation import EvaluateConfig, analyse_example
-from kvpolicy.seeds import derive_seed
-from storage.catalog import Artifact, Catalog, RunRecorder
+from kvpolicy.evaluation import AnalysisResult, Finding, analyse_example
+from kvpolicy.sample import Sample
+from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.parquet import read_rows, write_rows
-from tasks.evaluate import SCORES, chosen, judged_inputs, judged_parameters, make_contenders, score_row
+from tasks.evaluate import SCORES, ExampleGroup, contender_stages, make_contenders, score_row, shard_refs
 from tasks.loaded_model import load_model
 from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
+from tasks.references import ContenderRef, ShardRef
 from tasks.samples import read_encoded
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.stage import run_together, stage_task
 from tasks.wholeness import are_readable, check_files, declare_kind
 
 FINDINGS = "findings.parquet"
@@ -29,63 +29,54 @@ declare_kind("analysis_shard", check_files(are_readable(SCORES, FINDINGS)))
 
 
 @stage_task("analyse-shard")
-def analyse_shard(
-    home: Home,
-    model: ModelRef,
-    trained: Sequence[TrainedRef],
-    prompts: PromptsRef,
-    config: EvaluateConfig,
-    *,
-    examples: tuple[int, int],
-    seed: int,
-) -> tuple[ShardRef, StageOutcome]:
-    """Analyse consecutive examples, from the first up to but without the last of `examples`."""
-    exact = dataclasses.replace(model, dtype="float32")
-    first, stop = examples
-    stage = Stage(
-        name="analyse-shard",
-        module=__name__,
-        inputs=judged_inputs(model, prompts, trained),
-        parameters={
-            **judged_parameters(config),
-            "dtype": exact.dtype,
-            "first": first,
-            "stop": stop,
-        },
-        choices=chosen(config, prompts.benchmarks),
-        seed=seed,
-    )
+def analyse_shard(home: Home, group: ExampleGroup) -> list[ShardRef]:
+    """Analyse contenders on some examples; each contender is a run, and a shard of figures."""
+    exact = replace(group, model=replace(group.model, dtype="float32"))
+    stages = contender_stages("analyse-shard", __name__, exact, {})
 
-    def body(run: RunRecorder) -> None:
-        scores: list[dict[str, Any]] = []
-        findings: list[dict[str, Any]] = []
-        language_model = load_model(exact)
-        contenders = make_contenders(config, trained, exact, str(language_model.device))
-        with progress("analyse", stop - first, "examples") as advance:
-            for example in read_encoded(prompts, exact, slice(first, stop)):
-                sample = example.sample
-                result = analyse_example(
-                    language_model,
-                    example,
-                    contenders,
-                    config.budgets,
-                    settings=config.settings,
-                    sample_seed=derive_seed(seed, sample.sample_id),
-                )
-                scores += [score_row(sample, score) for score in result.scores]
-                of_sample = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
-                findings += [of_sample | dataclasses.asdict(finding) for finding in result.findings]
-                advance(sample.task)
-        digest = digest_json([scores, findings])
-        folder = home.evaluations / "analyses" / digest[:16]
-        write_rows(folder / SCORES, scores)
-        write_rows(folder / FINDINGS, findings)
-        name = f"analysis of examples {first} to {stop - 1} of {prompts.artifact_id}"
-        run.output("shard", Artifact(kind="analysis_shard", digest=digest, name=name, uri=str(folder)))
+    def body(runs: Mapping[int, RunRecorder]) -> None:
+        missing = exact.only(runs)
+        results = list(_analyse_examples(missing))
+        for contender, run in zip(missing.contenders, runs.values(), strict=True):
+            scores = [score_row(sample, score) for sample, result in results for score in result.scores]
+            findings = [_finding_row(sample, finding) for sample, result in results for finding in result.findings]
+            scores, findings = _of_contender(scores, contender), _of_contender(findings, contender)
+            digest = digest_json([scores, findings])
+            folder = home.evaluations / "analyses" / digest[:16]
+            write_rows(folder / SCORES, scores)
+            write_rows(folder / FINDINGS, findings)
+            name = f"analysis of {group.name(contender)}"
+            run.output("shard", Artifact(kind="analysis_shard", digest=digest, name=name, uri=str(folder)))
 
-    outcome = run_stage(home, stage, body, note_skip=False)
-    artifact = Catalog(home).artifact(outcome.outputs["shard"])
-    return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
+    outcomes = run_together(home, stages, body, note_skip=False)
+    return shard_refs(home, exact, outcomes, prefix="analysis")
+
+
+def _analyse_examples(group: ExampleGroup) -> Iterator[tuple[Sample, AnalysisResult]]:
+    model = load_model(group.model)
+    contenders = make_contenders(group, str(model.device))
+    examples = read_encoded(group.prompts, group.model, slice(group.first, group.stop))
+    with progress("analyse", len(examples), "examples") as advance:
+        for example in examples:
+            result = analyse_example(
+                model,
+                example,
+                contenders,
+                group.config.budgets,
+                settings=group.config.settings,
+                sample_seed=group.sample_seed(example.sample),
+            )
+            yield example.sample, result
+            advance(example.sample.task)
+
+
+def _finding_row(sample: Sample, finding: Finding) -> dict[str, Any]:
+    of_sample = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
+    return of_sample | asdict(finding)
+
+
+def _of_contender(rows: Sequence[dict[str, Any]], contender: ContenderRef) -> list[dict[str, Any]]:
+    return [row for row in rows if (row["method"], row["seed"]) == (contender.method, contender.seed)]
 
 
 def read_findings(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:

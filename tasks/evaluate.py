@@ -1,10 +1,11 @@
-"""Evaluating: one task a shard of examples. What the figures add up to is the business of `tasks.publish`.
+"""Evaluating: one task for some examples, one shard of figures for each contender on them.
 
-Beside the figures a shard keeps every ranking of some of its examples token by token, for people to look at.
+What the figures add up to is the business of `tasks.publish`. Beside its figures a shard keeps the contender's ranking
+of some examples token by token, for people to look at.
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import torch
 
 from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.curves import ExampleScore
-from kvpolicy.evaluation import Contender, EvaluateConfig, ExampleResult, RankedContext, Score, evaluate_example
+from kvpolicy.evaluation import (
+    Contender,
+    EvaluateConfig,
+    ExampleResult,
+    HeadCosts,
+    RankedContext,
+    Score,
+    TokenRanking,
+    evaluate_example,
+)
 from kvpolicy.methods.registry import METHODS, make_method, method_type
 from kvpolicy.prompts import EncodedSample
 from kvpolicy.protocol import cut_sample
@@ -29,9 +39,9 @@ from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_t
 from storage.token_ranks import is_whole as has_whole_ranks
 from tasks.loaded_model import load_model
 from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, ShardRef, TrainedRef
+from tasks.references import ContenderRef, ModelRef, PromptsRef, ShardRef, TrainedRef
 from tasks.samples import read_encoded, read_samples, sample_row
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.stage import Stage, StageOutcome, run_together, stage_task
 from tasks.trained import method_parameters
 from tasks.wholeness import are_readable, check_files, declare_kind
 
@@ -45,100 +55,137 @@ def _is_whole_shard(folder: Path, digest: str) -> bool:
 declare_kind("evaluation_shard", check_files(_is_whole_shard))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExampleGroup:
+    """Consecutive examples of a set, and who is evaluated on them.
+
+    Attributes:
+        model: The model.
+        prompts: The set.
+        contenders: Who is evaluated.
+        config: At which budgets, in which settings, and what is measured; its methods do not matter here.
+        first: Place of the first example in the set.
+        stop: Place after the last one.
+        seed: Of the evaluation.
+    """
+
+    model: ModelRef
+    prompts: PromptsRef
+    contenders: tuple[ContenderRef, ...]
+    config: EvaluateConfig
+    first: int
+    stop: int
+    seed: int
+
+    def sample_seed(self, sample: Sample) -> int:
+        """Seed of one example."""
+        return derive_seed(self.seed, sample.sample_id)
+
+    def only(self, places: Iterable[int]) -> "ExampleGroup":
+        """The same examples for some of the contenders."""
+        return replace(self, contenders=tuple(self.contenders[place] for place in places))
+
+    def name(self, contender: ContenderRef) -> str:
+        """What figures of a contender on these examples are of, for people."""
+        return f"{contender.label} on examples {self.first} to {self.stop - 1} of {self.prompts.artifact_id}"
+
+
 @stage_task("evaluate-shard")
-def evaluate_shard(
-    home: Home,
-    model: ModelRef,
-    trained: Sequence[TrainedRef],
-    prompts: PromptsRef,
-    config: EvaluateConfig,
-    *,
-    first: int,
-    seed: int,
-) -> tuple[ShardRef, StageOutcome]:
-    """Judge examples `first` to `first + examples_per_shard` of a set by every method at every budget."""
-    stop = min(first + config.examples_per_shard, prompts.num_samples)
-    stage = Stage(
-        name="evaluate-shard",
-        module=__name__,
-        inputs=judged_inputs(model, prompts, trained),
-        parameters={
-            **judged_parameters(config),
-            "num_generated": config.num_generated,
-            "max_answer_tokens": config.max_answer_tokens,
-            "num_ranked": config.num_ranked,
-            "chunk_tokens": config.chunk_tokens,
-            "dtype": model.dtype,
-            "first": first,
-            "stop": stop,
-        },
-        choices=chosen(config, prompts.benchmarks),
-        seed=seed,
-    )
+def evaluate_shard(home: Home, group: ExampleGroup) -> list[ShardRef]:
+    """Evaluate contenders on some examples at every budget; each contender is a run, and a shard of figures.
 
-    def body(run: RunRecorder) -> None:
-        language_model = load_model(model)
-        tokenizer = language_model.tokenizer
-        contenders = make_contenders(config, trained, model, str(language_model.device))
-        scores, costs, samples, contexts = [], [], [], []
-        num_ranked = 0 if config.chunk_tokens else config.num_ranked
-        tasks = [sample.task for sample in read_samples(prompts)]
-        with progress("evaluate", stop - first, "examples") as advance:
-            for index, example in enumerate(read_encoded(prompts, model, slice(first, stop)), start=first):
-                place = tasks[:index].count(example.sample.task)  # among the samples of its task
-                result = evaluate_example(
-                    language_model,
-                    example,
-                    contenders,
-                    config.budgets,
-                    settings=config.settings,
-                    sample_seed=derive_seed(seed, example.sample.sample_id),
-                    generate=place < config.num_generated,
-                    max_answer_tokens=config.max_answer_tokens,
-                    chunk_tokens=config.chunk_tokens,
-                    keep_rankings=place < num_ranked,
-                )
-                scores += [score_row(example.sample, score) for score in result.scores]
-                costs += _cost_rows(example.sample, result)
-                contexts += [_stored(example, context, config.budgets, tokenizer) for context in result.contexts]
-                samples += [sample_row(example, setting, prompts, model) for setting in config.settings]
-                advance(example.sample.task)
-        digest = digest_json([scores, costs, digest_of(contexts)])
-        folder = home.evaluations / "shards" / digest[:16]
-        write_rows(folder / SCORES, scores)
-        write_rows(folder / COSTS, costs)
-        write_token_ranks(folder, contexts)
-        run.append("samples", samples)
-        name = f"examples {first} to {stop - 1} of {prompts.artifact_id}"
-        run.output("shard", Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder)))
+    Those whose shards are not there share the prefill of each example, and nothing else: what a contender comes to does
+    not depend on the others.
+    """
+    config = group.config
+    parameters = {name: getattr(config, name) for name in _MEASURED}
+    stages = contender_stages("evaluate-shard", __name__, group, parameters)
 
-    outcome = run_stage(home, stage, body, note_skip=False)
-    artifact = Catalog(home).artifact(outcome.outputs["shard"])
-    return ShardRef(artifact_id=artifact.artifact_id, path=artifact.uri), outcome
+    def body(runs: Mapping[int, RunRecorder]) -> None:
+        missing = group.only(runs)
+        results = list(_evaluate_examples(missing))
+        for contender, run in zip(missing.contenders, runs.values(), strict=True):
+            content = _ShardContent(group, contender, results)
+            run.output("shard", content.write(home.evaluations / "shards", group.name(contender)))
+            if content.describes_examples:
+                pairs = [(example, setting) for example, _ in results for setting in config.settings]
+                run.append("samples", [sample_row(*pair, group.prompts, group.model) for pair in pairs])
+
+    outcomes = run_together(home, stages, body, note_skip=False)
+    return shard_refs(home, group, outcomes, prefix="shard")
 
 
-def chosen(config: EvaluateConfig, benchmarks: Sequence[str]) -> tuple[Choice, ...]:
+_MEASURED = ("num_generated", "max_answer_tokens", "num_ranked", "chunk_tokens")
+
+
+def contender_stages(name: str, module: str, group: ExampleGroup, parameters: Mapping[str, Any]) -> list[Stage]:
+    """The stage of each contender that makes its figures: it depends on no other contender."""
+    model, prompts, config = group.model, group.prompts, group.config
+    return [
+        Stage(
+            name=name,
+            module=module,
+            inputs={
+                "model": model.artifact_id,
+                "prompts": prompts.artifact_id,
+                **({contender.trained.role: contender.trained.artifact_id} if contender.trained else {}),
+            },
+            parameters={
+                **parameters,
+                "method": contender.method,
+                "method_seed": contender.seed,
+                "budgets": list(config.budgets),
+                "settings": list(config.settings),
+                "dtype": model.dtype,
+                "first": group.first,
+                "stop": group.stop,
+            },
+            choices=chosen([contender.method], prompts.benchmarks),
+            seed=group.seed,
+        )
+        for contender in group.contenders
+    ]
+
+
+def shard_refs(home: Home, group: ExampleGroup, outcomes: Sequence[StageOutcome], *, prefix: str) -> list[ShardRef]:
+    """The shards that the contenders' stages made."""
+    artifacts = Catalog(home).artifacts([outcome.outputs["shard"] for outcome in outcomes])
+    return [
+        ShardRef(
+            artifact_id=artifact.artifact_id,
+            path=artifact.uri,
+            role=f"{prefix}_{group.first:04d} {contender.label}",
+        )
+        for contender, artifact in zip(group.contenders, artifacts, strict=True)
+    ]
+
+
+def contender_refs(config: EvaluateConfig, trained: Sequence[TrainedRef]) -> tuple[ContenderRef, ...]:
+    """Every method of an evaluation with every seed that it takes part with."""
+    refs: list[ContenderRef] = []
+    for name in config.contenders:
+        kind = method_type(name).trained
+        if kind:
+            refs += [ContenderRef(method=name, seed=ref.seed, trained=ref) for ref in trained if ref.kind == kind]
+        else:
+            num_seeds = config.num_random_seeds if name == "random" else 1
+            refs += [ContenderRef(method=name, seed=seed) for seed in range(num_seeds)]
+    return tuple(refs)
+
+
+def make_contenders(group: ExampleGroup, device: str) -> list[Contender]:
+    """Load what contenders are made from, and make their methods."""
+    trained = dict.fromkeys(ref.trained for ref in group.contenders if ref.trained is not None)
+    parameters = {reference: method_parameters(reference, group.model, device) for reference in trained}
+    return [
+        Contender(method=make_method(ref.method, **(parameters[ref.trained] if ref.trained else {})), seed=ref.seed)
+        for ref in group.contenders
+    ]
+
+
+def chosen(methods: Sequence[str], benchmarks: Sequence[str]) -> tuple[Choice, ...]:
     """The methods that are evaluated, and the benchmarks that say what is measured."""
-    return (*METHODS.choices(config.contenders), *BENCHMARKS.choices(benchmarks))
-
-
-def judged_inputs(model: ModelRef, prompts: PromptsRef, trained: Sequence[TrainedRef]) -> dict[str, str]:
-    """What an evaluation reads, as inputs of a stage: role to artifact id."""
-    return {
-        "model": model.artifact_id,
-        "prompts": prompts.artifact_id,
-        **{reference.role: reference.artifact_id for reference in trained},
-    }
-
-
-def judged_parameters(config: EvaluateConfig) -> dict[str, Any]:
-    """Who is judged, at which budgets and in which settings, as parameters of a stage."""
-    return {
-        "contenders": list(config.contenders),
-        "budgets": list(config.budgets),
-        "settings": list(config.settings),
-        "num_random_seeds": config.num_random_seeds,
-    }
+    return (*METHODS.choices(methods), *BENCHMARKS.choices(benchmarks))
 
 
 def read_scores(shards: Sequence[ShardRef]) -> list[ExampleScore]:
@@ -151,29 +198,86 @@ def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     return [row for shard in shards for row in read_rows(Path(shard.path) / COSTS)]
 
 
-def make_contenders(
-    config: EvaluateConfig, trained: Sequence[TrainedRef], model: ModelRef, device: str
-) -> list[Contender]:
-    """Every method with every seed that it takes part with."""
-    given = {(ref.kind, ref.seed): method_parameters(ref, model, device) for ref in trained}
-    contenders = []
-    for name in config.contenders:
-        kind = method_type(name).trained
-        if kind:
-            by_seed = {seed: parameters for (of_kind, seed), parameters in given.items() if of_kind == kind}
-        else:
-            by_seed = {seed: {} for seed in range(config.num_random_seeds if name == "random" else 1)}
-        contenders += [Contender(method=make_method(name, **made), seed=seed) for seed, made in by_seed.items()]
-    return contenders
+def _evaluate_examples(group: ExampleGroup) -> Iterator[tuple[EncodedSample, ExampleResult]]:
+    model, config = load_model(group.model), group.config
+    contenders = make_contenders(group, str(model.device))
+    num_ranked = 0 if config.chunk_tokens else config.num_ranked
+    tasks = [sample.task for sample in read_samples(group.prompts)]
+    examples = read_encoded(group.prompts, group.model, slice(group.first, group.stop))
+    with progress("evaluate", len(examples), "examples") as advance:
+        for index, example in enumerate(examples, start=group.first):
+            place = tasks[:index].count(example.sample.task)  # among the samples of its task
+            result = evaluate_example(
+                model,
+                example,
+                contenders,
+                config.budgets,
+                settings=config.settings,
+                sample_seed=group.sample_seed(example.sample),
+                generate=place < config.num_generated,
+                max_answer_tokens=config.max_answer_tokens,
+                chunk_tokens=config.chunk_tokens,
+                keep_rankings=place < num_ranked,
+            )
+            yield example, result
+            advance(example.sample.task)
+
+
+class _ShardContent:
+    """What the results of some examples have of one contender, as files keep it."""
+
+    def __init__(
+        self, group: ExampleGroup, contender: ContenderRef, results: Sequence[tuple[EncodedSample, ExampleResult]]
+    ) -> None:
+        own = (contender.method, contender.seed)
+        # What is of no contender is kept with true importance, by which this one ranks.
+        self.describes_examples = method_type(contender.method).needs_importance
+        tokenizer = load_model(group.model).tokenizer
+        self.scores = [
+            score_row(example.sample, score)
+            for example, result in results
+            for score in result.scores
+            if (score.method, score.seed) == own
+        ]
+        self.costs = [
+            _cost_row(example.sample, costs)
+            for example, result in results
+            for costs in result.head_costs
+            if (costs.method, costs.seed) == own
+        ]
+        contexts = [(example, context) for example, result in results for context in result.contexts]
+        self.contexts = [
+            _stored_context(example, context, group.config.budgets, tokenizer)
+            for example, context in contexts
+            if self.describes_examples
+        ]
+        self.rankings = [
+            _stored_ranking(example.sample, context.setting, ranking)
+            for example, context in contexts
+            for ranking in context.rankings
+            if (ranking.method, ranking.seed) == own
+        ]
+
+    def write(self, shards: Path, name: str) -> Artifact:
+        """Write the files under the digest of what is in them."""
+        digest = digest_json([self.scores, self.costs, digest_of(self.contexts, self.rankings)])
+        folder = shards / digest[:16]
+        write_rows(folder / SCORES, self.scores)
+        write_rows(folder / COSTS, self.costs)
+        write_token_ranks(folder, self.contexts, self.rankings)
+        counts = {"num_contexts": len(self.contexts), "num_rankings": len(self.rankings)}
+        return Artifact(kind="evaluation_shard", digest=digest, name=name, uri=str(folder), metadata=counts)
 
 
 def score_row(sample: Sample, score: Score) -> dict[str, Any]:
     """A score with the sample that it is of."""
     of_sample = {"sample_id": sample.sample_id, "benchmark": sample.benchmark, "task": sample.task}
-    return of_sample | dataclasses.asdict(score)
+    return of_sample | asdict(score)
 
 
-def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any) -> StoredContext:
+def _stored_context(
+    example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any
+) -> StoredContext:
     sample, num_context = example.sample, cut_sample(example, context.setting).num_context
     return StoredContext(
         sample_id=sample.sample_id,
@@ -183,27 +287,26 @@ def _stored(example: EncodedSample, context: RankedContext, budgets: Sequence[in
         budgets=tuple(budgets),
         pieces=tuple(token_pieces((*example.context_ids, *example.question_ids)[:num_context], tokenizer)),
         importance=context.importance.float().numpy(),
-        rankings=tuple(
-            StoredRanking(
-                method=ranking.method,
-                seed=ranking.seed,
-                ranks=ranking.ranks.numpy().astype(np.int32),
-                kept=ranking.kept.numpy().astype(np.int32),
-            )
-            for ranking in context.rankings
-        ),
     )
 
 
-def _cost_rows(sample: Sample, result: ExampleResult) -> list[dict[str, Any]]:
-    return [
-        {
-            "sample_id": sample.sample_id,
-            "benchmark": sample.benchmark,
-            "setting": ranked.setting,
-            "method": ranked.method,
-            "seed": ranked.seed,
-            "costs": torch.as_tensor(ranked.costs).tolist(),
-        }
-        for ranked in result.head_costs
-    ]
+def _stored_ranking(sample: Sample, setting: str, ranking: TokenRanking) -> StoredRanking:
+    return StoredRanking(
+        sample_id=sample.sample_id,
+        setting=setting,
+        method=ranking.method,
+        seed=ranking.seed,
+        ranks=ranking.ranks.numpy().astype(np.int32),
+        kept=ranking.kept.numpy().astype(np.int32),
+    )
+
+
+def _cost_row(sample: Sample, ranked: HeadCosts) -> dict[str, Any]:
+    return {
+        "sample_id": sample.sample_id,
+        "benchmark": sample.benchmark,
+        "setting": ranked.setting,
+        "method": ranked.method,
+        "seed": ranked.seed,
+        "costs": torch.as_tensor(ranked.costs).tolist(),
+    }

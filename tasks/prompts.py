@@ -178,8 +178,9 @@ class PromptsWork(Work):
             )
 
     @classmethod
-    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
+    def choices(cls, config: PipelineConfig, parameters: Mapping[str, Any]) -> tuple[Choice, ...]:
         """The benchmarks, of whatever split."""
+        del parameters
         sets = [config.prompts_of(split)[0] for split in SPLITS]
         return BENCHMARKS.choices([name for prompts in sets for name in prompts.benchmarks])
 

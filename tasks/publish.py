@@ -1,96 +1,72 @@
 """Publishing an evaluation: what the scores of its examples add up to, into the catalog and into MLflow."""
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from kvpolicy.comparisons import Comparison, beats_all, compare_methods
-from kvpolicy.curves import budget_curves
+from kvpolicy.curves import budget_curves, resample_scores
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.metrics import METRICS
 from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.registry import Choice
-from kvpolicy.statistics import Interval, bootstrap_mean
+from kvpolicy.statistics import Bootstrap, Interval
 from storage.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
 from storage.tracking import Tracking
 from tasks.analyse import analyse_shard, read_findings
 from tasks.curve_runs import Evaluation, publish_curves_of, start_evaluation
-from tasks.evaluate import chosen, evaluate_shard, judged_inputs, read_costs, read_scores
+from tasks.evaluate import ExampleGroup, chosen, contender_refs, evaluate_shard, read_costs, read_scores
 from tasks.model import model_spec
-from tasks.references import EvaluationRef, ModelRef, PromptsRef, ShardRef, TrainedRef, prompts_ref, trained_ref
+from tasks.references import (
+    EvaluationRef,
+    ModelRef,
+    PromptsRef,
+    ShardRef,
+    TrainedRef,
+    prompts_ref,
+    trained_ref,
+)
 from tasks.stage import Stage, StageOutcome, run_stage, stage_task
 from tasks.wholeness import check_files, declare_kind
 from tasks.work import Part, Plan, Record, Work, slices
+
+Published = tuple[EvaluationRef, StageOutcome]
 
 declare_kind("evaluation", check_files())
 declare_kind("curve", check_files())
 
 
-def evaluation_stage(
-    model: ModelRef, trained: Sequence[TrainedRef], prompts: PromptsRef, config: EvaluateConfig, *, seed: int
-) -> Stage:
-    """The stage of a whole evaluation."""
-    judged = {key: value for key, value in dataclasses.asdict(config).items() if key != "examples_per_shard"}
-    return Stage(
-        name="evaluate",
-        module=__name__,
-        inputs=judged_inputs(model, prompts, trained),
-        parameters={"evaluate": judged, "dtype": model.dtype},
-        choices=chosen(config, prompts.benchmarks),
-        seed=seed,
-    )
-
-
 @stage_task("publish-curves")
-def publish_curves(
-    home: Home,
-    model: ModelRef,
-    trained: Sequence[TrainedRef],
-    prompts: PromptsRef,
-    stage: Stage,
-    *,
-    config: EvaluateConfig,
-    shards: Sequence[ShardRef],
-    analyses: Sequence[ShardRef] = (),
-) -> tuple[EvaluationRef, StageOutcome]:
+def publish_curves(work: "EvaluationWork", shards: Sequence[ShardRef], analyses: Sequence[ShardRef] = ()) -> Published:
     """Add up the scores of all shards, and publish every curve.
 
     Args:
-        home: The home.
-        model: The model.
-        trained: Policy sets and soft tokens that took part.
-        prompts: What they were judged on.
-        stage: The evaluation's stage.
-        config: What was judged.
+        work: The evaluation.
         shards: The scores of all examples.
         analyses: The scores and findings of those that were analysed.
     """
-    parts = {f"shard_{index:04d}": shard.artifact_id for index, shard in enumerate(shards)}
-    parts |= {f"analysis_{index:04d}": shard.artifact_id for index, shard in enumerate(analyses)}
-    whole = dataclasses.replace(stage, parts=parts)
+    home, model, prompts, config = work.home, work.model, work.prompts, work.config
+    parts = {shard.role: shard.artifact_id for shard in (*shards, *analyses)}
+    stage = replace(work.stage, parts=parts)
 
     def body(run: RunRecorder) -> None:
         scores = read_scores([*shards, *analyses])
-        statistics: dict[str, Any] = {
-            "seed": stage.seed or 0,
-            "num_resamples": config.num_resamples,
-            "confidence": config.confidence,
-        }
-        comparisons = compare_methods(scores, **statistics)
+        bootstrap = Bootstrap(seed=work.seed, num_resamples=config.num_resamples, confidence=config.confidence)
+        tables = resample_scores(scores, bootstrap)
+        points, comparisons = budget_curves(tables), compare_methods(tables)
         benchmarks = list(dict.fromkeys(score.benchmark for score in scores))
         artifact = Artifact(
             kind="evaluation",
             digest=digest_json([stage.key, *parts.values()]),
             name=f"{model.name} on {', '.join(benchmarks)}, {prompts.num_samples} samples",
-            metadata={"beats_all": list(_wins(comparisons, benchmarks, config.settings))},
+            metadata={"beats_all": _wins(comparisons)},
         )
         conditions = {
             "dtype": model.dtype,
@@ -99,41 +75,44 @@ def publish_curves(
             "prompts": prompts.artifact_id,
         }
         evaluation = start_evaluation(
-            home, model, trained, prompts, artifact=artifact, benchmarks=benchmarks, conditions=conditions
+            home, model, work.trained, prompts, artifact=artifact, benchmarks=benchmarks, conditions=conditions
         )
         run.mlflow_run_id = evaluation.parent_run_id
         run.output("evaluation", artifact)
-        publish_curves_of(run, evaluation, budget_curves(scores, **statistics))
+        publish_curves_of(run, evaluation, points)
         Tracking(home).finish(evaluation.parent_run_id, timestamp_ms=evaluation.timestamp_ms)
         of_evaluation = {"evaluation_id": artifact.artifact_id}
-        run.append("scores", [of_evaluation | dataclasses.asdict(score) for score in scores])
+        run.append("scores", [of_evaluation | asdict(score) for score in scores])
         of_model = of_evaluation | {"model_digest": model.digest}
         run.append("comparisons", [of_model | entry.to_row() for entry in comparisons])
-        run.append("findings", [of_model | row for row in _finding_rows(read_findings(analyses), **statistics)])
+        run.append("findings", [of_model | row for row in _finding_rows(read_findings(analyses), bootstrap)])
         run.append("head_costs", _head_costs(evaluation, shards))
 
-    outcome = run_stage(home, whole, body)
+    outcome = run_stage(home, stage, body)
     reference = EvaluationRef(
         artifact_id=outcome.outputs["evaluation"], run_id=outcome.run_id, mlflow_run_id=outcome.mlflow_run_id
     )
     return reference, outcome
 
 
-def _wins(
-    comparisons: Sequence[Comparison], benchmarks: Sequence[str], settings: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Where the learned policy is better than every baseline, budget by budget."""
-    for benchmark, setting, metric in product(benchmarks, settings, METRICS):
-        wins = beats_all(comparisons, benchmark=benchmark, setting=setting, metric=metric)
-        if wins:
-            budgets = {str(budget): won for budget, won in wins.items()}
-            yield {"benchmark": benchmark, "setting": setting, "metric": metric, "budgets": budgets}
+def _wins(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Where the learned policy is better than every baseline, budget by budget, in the order of the metrics."""
+    wins = sorted(beats_all(comparisons).items(), key=lambda win: list(METRICS).index(win[0][2]))
+    return [
+        {
+            "benchmark": benchmark,
+            "setting": setting,
+            "metric": metric,
+            "budgets": {str(budget): won for budget, won in budgets.items()},
+        }
+        for (benchmark, setting, metric), budgets in wins
+    ]
 
 
 _FINDING = ("benchmark", "setting", "analysis", "quantity", "method", "seed", "budget", "larger_budget")
 
 
-def _finding_rows(findings: Sequence[dict[str, Any]], **statistics: Any) -> list[dict[str, Any]]:
+def _finding_rows(findings: Sequence[dict[str, Any]], bootstrap: Bootstrap) -> list[dict[str, Any]]:
     """Findings of single examples as means with intervals."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for finding in findings:
@@ -141,7 +120,7 @@ def _finding_rows(findings: Sequence[dict[str, Any]], **statistics: Any) -> list
     rows = []
     for name, alike in groups.items():
         values = np.array([finding["value"] for finding in alike])
-        interval = bootstrap_mean(values, strata=[finding["task"] for finding in alike], **statistics)
+        interval = bootstrap.mean(values, strata=[finding["task"] for finding in alike])
         rows.append(
             {**dict(zip(_FINDING, name, strict=True)), "value": interval.mean, **_ends(interval), "n": len(alike)}
         )
@@ -177,30 +156,24 @@ def _head_costs(evaluation: Evaluation, shards: Sequence[ShardRef]) -> list[dict
     ]
 
 
-def _repeat_shard(record: Record) -> tuple[ShardRef, StageOutcome]:
-    work, first = EvaluationWork.recorded(record), record.parameters["first"]
-    given = (work.home, work.model, work.trained, work.prompts, work.config)
-    repeated: tuple[ShardRef, StageOutcome] = evaluate_shard(*given, first=first, seed=work.seed)
-    return repeated
-
-
-def _repeat_analysis(record: Record) -> tuple[ShardRef, StageOutcome]:
-    work, examples = EvaluationWork.recorded(record), (record.parameters["first"], record.parameters["stop"])
-    given = (work.home, work.model, work.trained, work.prompts, work.config)
-    repeated: tuple[ShardRef, StageOutcome] = analyse_shard(*given, examples=examples, seed=work.seed)
-    return repeated
+def _repeat_part(task: Callable[[Home, ExampleGroup], list[ShardRef]], record: Record) -> list[ShardRef]:
+    parameters = record.parameters
+    group = EvaluationWork.recorded(record).group((parameters["first"], parameters["stop"]))
+    name = (parameters["method"], parameters["method_seed"])
+    own = [place for place, ref in enumerate(group.contenders) if (ref.method, ref.seed) == name]
+    return task(record.home, group.only(own))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationWork(Work):
-    """The evaluation of all methods on all test prompts, shard by shard."""
+    """The evaluation of all methods on all test prompts, some examples at a time."""
 
     name: ClassVar[str] = "evaluate"
     title: ClassVar[str] = "evaluate"
     result: ClassVar[str] = "evaluation"
     part_kinds: ClassVar[Mapping[str, Part]] = {
-        "evaluate-shard": Part(module="tasks.evaluate", repeat=_repeat_shard),
-        "analyse-shard": Part(module="tasks.analyse", repeat=_repeat_analysis),
+        "evaluate-shard": Part(module="tasks.evaluate", repeat=partial(_repeat_part, evaluate_shard)),
+        "analyse-shard": Part(module="tasks.analyse", repeat=partial(_repeat_part, analyse_shard)),
     }
 
     home: Home
@@ -213,7 +186,29 @@ class EvaluationWork(Work):
     @property
     def stage(self) -> Stage:
         """The stage."""
-        return evaluation_stage(self.model, self.trained, self.prompts, self.config, seed=self.seed)
+        trained = {reference.role: reference.artifact_id for reference in self.trained}
+        evaluated = {key: value for key, value in asdict(self.config).items() if key != "examples_per_shard"}
+        return Stage(
+            name=self.name,
+            module=__name__,
+            inputs={"model": self.model.artifact_id, "prompts": self.prompts.artifact_id, **trained},
+            parameters={"evaluate": evaluated, "dtype": self.model.dtype},
+            choices=chosen(self.config.contenders, self.prompts.benchmarks),
+            seed=self.seed,
+        )
+
+    def group(self, examples: tuple[int, int]) -> ExampleGroup:
+        """All contenders on some examples: the first, and the one after the last."""
+        first, stop = examples
+        return ExampleGroup(
+            model=self.model,
+            prompts=self.prompts,
+            contenders=contender_refs(self.config, self.trained),
+            config=self.config,
+            first=first,
+            stop=stop,
+            seed=self.seed,
+        )
 
     @classmethod
     def planned(cls, plan: Plan) -> Iterator[Self]:
@@ -233,7 +228,7 @@ class EvaluationWork(Work):
 
     @classmethod
     def recorded(cls, record: Record) -> Self:
-        """The recorded evaluation, or the one that a recorded shard is a part of."""
+        """The recorded evaluation, or of the one that a recorded shard is a part of what the shard read."""
         roles = [role for role in record.known.inputs if role.startswith(("policy_", "soft_tokens_"))]
         return cls(
             home=record.home,
@@ -245,49 +240,36 @@ class EvaluationWork(Work):
         )
 
     @classmethod
-    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
-        """The methods and benchmarks."""
+    def choices(cls, config: PipelineConfig, parameters: Mapping[str, Any]) -> tuple[Choice, ...]:
+        """The methods, of a part its own, and the benchmarks."""
         prompts, _ = config.prompts_of("test")
-        return chosen(config.evaluate, prompts.benchmarks)
+        methods = [parameters["method"]] if "method" in parameters else config.evaluate.contenders
+        return chosen(methods, prompts.benchmarks)
 
     @classmethod
     def count_parts(cls, plan: Plan) -> int:
-        """The shards that are evaluated, and those that are analysed."""
+        """Groups of examples that are evaluated, and those that are analysed."""
         prompts, config = plan.made[("prompts", "test")], plan.config.evaluate
         return len(evaluated_examples(prompts, config)) + len(_analysed_examples(prompts, config))
 
     def parts(self) -> "list[partial[Any]]":
-        """Each shard."""
-        given = (self.home, self.model, self.trained, self.prompts, self.config)
-        return [
-            *(
-                partial(evaluate_shard, *given, first=first, seed=self.seed)
-                for first, _ in evaluated_examples(self.prompts, self.config)
-            ),
-            *(
-                partial(analyse_shard, *given, examples=examples, seed=self.seed)
-                for examples in _analysed_examples(self.prompts, self.config)
-            ),
-        ]
-
-    def finish(self, made: Sequence[tuple[ShardRef, StageOutcome]]) -> tuple[EvaluationRef, StageOutcome]:
-        """Publish the curves."""
-        shards, num_evaluated = [shard for shard, _ in made], len(evaluated_examples(self.prompts, self.config))
-        published: tuple[EvaluationRef, StageOutcome] = publish_curves(
-            self.home,
-            self.model,
-            self.trained,
-            self.prompts,
-            self.stage,
-            config=self.config,
-            shards=shards[:num_evaluated],
-            analyses=shards[num_evaluated:],
+        """All contenders on some examples, each."""
+        tasks = (
+            (evaluate_shard, evaluated_examples(self.prompts, self.config)),
+            (analyse_shard, _analysed_examples(self.prompts, self.config)),
         )
+        return [partial(task, self.home, self.group(examples)) for task, groups in tasks for examples in groups]
+
+    def finish(self, made: Sequence[list[ShardRef]]) -> Published:
+        """Publish the curves."""
+        num_evaluated = len(evaluated_examples(self.prompts, self.config))
+        shards, analyses = (chain.from_iterable(part) for part in (made[:num_evaluated], made[num_evaluated:]))
+        published: Published = publish_curves(self, list(shards), list(analyses))
         return published
 
 
 def evaluated_examples(prompts: PromptsRef, config: EvaluateConfig) -> list[tuple[int, int]]:
-    """First and last, exclusive, of the examples of each shard."""
+    """First and last, exclusive, of the examples that are evaluated at once."""
     return slices(prompts.num_samples, config.examples_per_shard)
 
 

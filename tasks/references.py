@@ -90,16 +90,38 @@ class TrainedRef:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContenderRef:
+    """A method that takes part in an evaluation.
+
+    Attributes:
+        method: Name of the method.
+        seed: That its policy or its draws come from.
+        trained: What it is made from, if anything.
+    """
+
+    method: str
+    seed: int
+    trained: TrainedRef | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it apart from the others, in names of artifacts and roles."""
+        return f"{self.method} {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardRef:
-    """Figures of some examples.
+    """Figures of one contender on some examples.
 
     Attributes:
         artifact_id: In the catalog.
-        path: Folder of their scores and of what rankings cost each head.
+        path: Folder of the scores and of what rankings cost each head.
+        role: What it is to a run that reads it.
     """
 
     artifact_id: str
     path: str
+    role: str
 
 
 @dataclass(frozen=True, kw_only=True)

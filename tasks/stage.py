@@ -9,7 +9,8 @@ in any case, and what it makes is never found again.
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from storage.digests import digest_json
 from storage.fingerprints import ProjectCode, stage_key
 from storage.home import Home, exclusive
 from storage.mlflow_tables import has_run
-from tasks.purpose import current_purpose
+from tasks.purpose import Purpose, current_purpose
 from tasks.wholeness import find_damaged, require_declared
 from tasks.worker import keep_to_flow
 
@@ -194,59 +195,103 @@ def run_stage(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, 
         InputError: If this is a worker of a flow that runs other code.
         Exception: Whatever the body raises, after the failure is recorded.
     """
-    keep_to_flow(code_of(stage.module))
-    with exclusive(home, stage.key[:32]):
-        return _run_alone(home, stage, body, note_skip=note_skip)
+    (outcome,) = run_together(home, [stage], lambda runs: body(runs[0]), note_skip=note_skip)
+    return outcome
 
 
-def _run_alone(home: Home, stage: Stage, body: Callable[[RunRecorder], None], *, note_skip: bool) -> StageOutcome:
-    catalog, key = Catalog(home), stage.key
-    prefect_ids = {
+def run_together(
+    home: Home, stages: Sequence[Stage], body: Callable[[Mapping[int, RunRecorder]], None], *, note_skip: bool = True
+) -> list[StageOutcome]:
+    """Run `body` once for those stages whose results are not there: they share work, and each has a run of its own.
+
+    Args:
+        home: The home.
+        stages: What is about to run.
+        body: Does the work of the stages that it is given the runs of, by their places; it is not called for none.
+        note_skip: Whether finding a result again is worth a row.
+
+    Returns:
+        The outcome of each stage, in their order.
+
+    Raises:
+        InputError: If this is a worker of a flow that runs other code.
+        Exception: Whatever the body raises, after the failure is recorded in every run.
+    """
+    for module in dict.fromkeys(stage.module for stage in stages):
+        keep_to_flow(code_of(module))
+    started, purpose = time.monotonic(), current_purpose()
+    with ExitStack() as locks:
+        for key in sorted(stage.key for stage in stages):  # in one order, so that no two processes wait for each other
+            locks.enter_context(exclusive(home, key[:32]))
+        earlier = [find_completed(home, stage) for stage in stages]
+        missing = [place for place, run in enumerate(earlier) if run is None]
+        recorders: dict[int, RunRecorder] = {}
+        with ExitStack() as records:
+            for place in missing:
+                record = _record(home, stages[place], purpose, shared_by=len(missing))
+                recorders[place] = records.enter_context(record)
+            try:
+                if recorders:
+                    body(recorders)
+                for run in recorders.values():
+                    require_declared(artifact.kind for artifact in run.outputs.values())
+            except Exception as failure:
+                names = ", ".join(run.run_id for run in recorders.values())
+                failure.add_note(f"stage {stages[missing[0]].name}, run {names}")
+                raise
+        seconds = time.monotonic() - started
+        for stage, found in zip(stages, earlier, strict=True):
+            if found is not None and note_skip:
+                _note_skip(home, stage, found, purpose)
+    return [
+        _made(recorders[place], seconds) if found is None else _found(found, seconds)
+        for place, found in enumerate(earlier)
+    ]
+
+
+def _prefect_ids() -> dict[str, str]:
+    return {
         "prefect_flow_run_id": flow_run.get_id() or "",
         "prefect_task_run_id": task_run.get_id() or "",
     }
-    started, purpose = time.monotonic(), current_purpose()
-    earlier = find_completed(home, stage)
-    if earlier is not None:
-        if note_skip:
-            catalog.record_skip(
-                stage=stage.name,
-                stage_key=key,
-                reused_run_id=earlier.run_id,
-                parameters=stage.parameters,
-                seed=stage.seed,
-                code_fingerprint=stage.code,
-                request_id=purpose.request_id,
-                **prefect_ids,
-            )
-        return StageOutcome(
-            run_id=earlier.run_id,
-            mlflow_run_id=earlier.mlflow_run_id,
-            outputs=earlier.outputs,
-            skipped=True,
-            seconds=time.monotonic() - started,
-        )
-    with catalog.record_run(
+
+
+def _record(home: Home, stage: Stage, purpose: Purpose, *, shared_by: int) -> AbstractContextManager[RunRecorder]:
+    return Catalog(home).record_run(
         stage=stage.name,
-        stage_key=key,
+        stage_key=stage.key,
         parameters=stage.parameters,
         seed=stage.seed,
         inputs={**stage.inputs, **stage.parts, **({"request": purpose.request_id} if purpose.request_id else {})},
         code_fingerprint=stage.code,
         modules=stage.modules,
         repeats=purpose.repeats,
-        **prefect_ids,
-    ) as run:
-        try:
-            body(run)
-            require_declared(artifact.kind for artifact in run.outputs.values())
-        except Exception as failure:
-            failure.add_note(f"stage {stage.name}, run {run.run_id}")
-            raise
+        shared_by=shared_by,
+        **_prefect_ids(),
+    )
+
+
+def _note_skip(home: Home, stage: Stage, earlier: CompletedRun, purpose: Purpose) -> None:
+    Catalog(home).record_skip(
+        stage=stage.name,
+        stage_key=stage.key,
+        reused_run_id=earlier.run_id,
+        parameters=stage.parameters,
+        seed=stage.seed,
+        code_fingerprint=stage.code,
+        request_id=purpose.request_id,
+        **_prefect_ids(),
+    )
+
+
+def _found(run: CompletedRun, seconds: float) -> StageOutcome:
     return StageOutcome(
-        run_id=run.run_id,
-        mlflow_run_id=run.mlflow_run_id,
-        outputs={name: artifact.artifact_id for name, artifact in run.outputs.items()},
-        skipped=False,
-        seconds=time.monotonic() - started,
+        run_id=run.run_id, mlflow_run_id=run.mlflow_run_id, outputs=run.outputs, skipped=True, seconds=seconds
+    )
+
+
+def _made(run: RunRecorder, seconds: float) -> StageOutcome:
+    outputs = {name: artifact.artifact_id for name, artifact in run.outputs.items()}
+    return StageOutcome(
+        run_id=run.run_id, mlflow_run_id=run.mlflow_run_id, outputs=outputs, skipped=False, seconds=seconds
     )

@@ -5,9 +5,9 @@ No task: nothing is recorded when they are compared again.
 
 import json
 from dataclasses import fields
-from typing import Any
 
 from kvpolicy.curves import ExampleScore
+from kvpolicy.statistics import Bootstrap
 from storage.catalog import Catalog
 from storage.tables import quote
 
@@ -28,12 +28,8 @@ def stored_scores(catalog: Catalog, run_id: str, **wanted: str) -> list[ExampleS
     return [ExampleScore(**row) for row in rows]
 
 
-def stored_bootstrap(catalog: Catalog, run_id: str) -> dict[str, Any]:
-    """Arguments of the bootstrap with which a run of an evaluation made its intervals."""
+def stored_bootstrap(catalog: Catalog, run_id: str) -> Bootstrap:
+    """The bootstrap with which a run of an evaluation made its intervals."""
     (run,) = catalog.rows("runs", f"run_id = {quote(run_id)}", ["parameters_json", "seed"])
     judged = json.loads(run["parameters_json"])["evaluate"]
-    return {
-        "seed": run["seed"] or 0,
-        "num_resamples": judged["num_resamples"],
-        "confidence": judged["confidence"],
-    }
+    return Bootstrap(seed=run["seed"] or 0, num_resamples=judged["num_resamples"], confidence=judged["confidence"])

@@ -316,8 +316,9 @@ class TrainingWork(Work):
         )
 
     @classmethod
-    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
+    def choices(cls, config: PipelineConfig, parameters: Mapping[str, Any]) -> tuple[Choice, ...]:
         """The objective."""
+        del parameters
         return OBJECTIVES.choices([config.train.objective])
 
     @classmethod

@@ -133,16 +133,16 @@ class Work(ABC):
         return artifact_id
 
     @classmethod
-    def choices(cls, config: PipelineConfig) -> tuple[Choice, ...]:
-        """What a configuration chooses from registries for this stage and its parts."""
-        del config
+    def choices(cls, config: PipelineConfig, parameters: Mapping[str, Any]) -> tuple[Choice, ...]:
+        """What a configuration chooses from registries for this stage, or for a part of it with such parameters."""
+        del config, parameters
         return ()
 
     @classmethod
-    def code_of(cls, stage: str, config: PipelineConfig) -> Mapping[str, str]:
-        """The code that the stage, or a part of it, runs now (`tasks.stage.loaded_code`)."""
+    def code_of(cls, stage: str, config: PipelineConfig, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+        """The code that the stage, or a part of it, runs now with such parameters (`tasks.stage.loaded_code`)."""
         part = cls.part_kinds.get(stage)
-        return loaded_code(cls.__module__ if part is None else part.module, cls.choices(config))
+        return loaded_code(cls.__module__ if part is None else part.module, cls.choices(config, parameters))
 
     @classmethod
     def label(cls, parameters: Mapping[str, Any], seed: int | None) -> str:

@@ -54,7 +54,7 @@ def head_figures(
     sample = selection.one("sample", "Sample", samples)
     chosen = next(context for context in contexts if context.sample_id == sample)
     figures.append(_importance(records, contexts[:_MOST_CONTEXTS], name, head))
-    seeds = [seed for name_of_method, seed in chosen.methods if name_of_method == method]
+    seeds = [seed for name_of_method, seed in chosen.rankings if name_of_method == method]
     if not seeds:
         return [*figures, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
     budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))

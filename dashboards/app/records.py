@@ -76,7 +76,7 @@ class ListedContext:
         setting: query_aware or query_agnostic.
         num_tokens: tokens of the context.
         budgets: at which it was judged.
-        methods: (method, seed) of its rankings.
+        rankings: (method, seed) of its rankings, and the folder of each.
     """
 
     shard_id: str
@@ -86,7 +86,7 @@ class ListedContext:
     setting: str
     num_tokens: int
     budgets: tuple[int, ...]
-    methods: tuple[tuple[str, int], ...]
+    rankings: Mapping[tuple[str, int], Path]
 
 
 class Records:
@@ -204,15 +204,15 @@ class Records:
         """The contexts whose rankings it kept token by token."""
 
         def read() -> list[ListedContext]:
-            shards = [name for name in self.inputs(evaluation).values() if name.startswith("evaluation_shard-")]
-            return [context for shard in self.catalog.artifacts(shards) for context in _contexts_in(shard)]
+            inputs = self.inputs(evaluation).values()
+            return _listed(self.catalog.artifacts([name for name in inputs if name.startswith("evaluation_shard-")]))
 
         return self._once(("contexts", evaluation.run_id), read)
 
     def context(self, listed: ListedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
         """One of them, with the rankings of some methods."""
-        wanted = tuple(sorted(set(methods)))
-        key = ("context", str(listed.folder), listed.sample_id, listed.setting, wanted)
+        wanted = {name: listed.rankings[name] for name in sorted(set(methods)) if name in listed.rankings}
+        key = ("context", str(listed.folder), listed.sample_id, listed.setting, tuple(wanted))
         return self._once(key, lambda: read_context(listed.folder, listed.sample_id, listed.setting, wanted))
 
     def runs(self) -> list[Row]:
@@ -238,22 +238,24 @@ class Records:
         return self._now("artifacts", read)
 
 
-def _contexts_in(shard: Artifact) -> list[ListedContext]:
-    folder = Path(shard.uri)
-    listed = list_contexts(folder)
-    methods: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for row in list_rankings(folder) if listed else []:
-        methods.setdefault((row["sample_id"], row["setting"]), []).append((row["method"], row["seed"]))
+def _listed(shards: Sequence[Artifact]) -> list[ListedContext]:
+    """The contexts in some shards, each with the rankings of it in all of them."""
+    rankings: dict[tuple[str, str], dict[tuple[str, int], Path]] = {}
+    for folder in (Path(shard.uri) for shard in shards if shard.metadata["num_rankings"]):
+        for row in list_rankings(folder):
+            rankings.setdefault((row["sample_id"], row["setting"]), {})[row["method"], row["seed"]] = folder
     return [
         ListedContext(
             shard_id=shard.artifact_id,
-            folder=folder,
+            folder=Path(shard.uri),
             sample_id=row["sample_id"],
             task=row["task"],
             setting=row["setting"],
             num_tokens=row["num_tokens"],
             budgets=tuple(int(budget) for budget in row["budgets"]),
-            methods=tuple(methods.get((row["sample_id"], row["setting"]), ())),
+            rankings=rankings.get((row["sample_id"], row["setting"]), {}),
         )
-        for row in listed
+        for shard in shards
+        if shard.metadata["num_contexts"]
+        for row in list_contexts(Path(shard.uri))
     ]

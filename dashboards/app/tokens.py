@@ -49,7 +49,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     if not contexts:
         raise Nothing(UNRANKED, RANK)
     listed = _choose_context(selection, contexts)
-    contenders = sorted(listed.methods, key=lambda contender: (method_order(contender[0]), contender[1]))
+    contenders = sorted(listed.rankings, key=lambda contender: (method_order(contender[0]), contender[1]))
     several = {method for method, seed in contenders if seed}
     labels = [(f"{m}.{seed}", f"{m}, seed {seed}" if m in several else m) for m, seed in contenders]
     default = next((value for value, _ in labels if value.startswith(f"{LEARNED}.")), labels[0][0])

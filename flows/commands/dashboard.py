@@ -47,7 +47,7 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
         Rows like those of the table `comparisons`; none if the scores of the samples are lost.
     """
     from kvpolicy.comparisons import compare_methods
-    from kvpolicy.curves import MEAN_TASK
+    from kvpolicy.curves import MEAN_TASK, resample_scores
     from storage.catalog import Catalog
     from tasks.stored_scores import stored_bootstrap, stored_scores
 
@@ -57,4 +57,5 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
         wanted["task"] = question.task
     scores = stored_scores(catalog, question.run_id, **wanted)
     chosen = [score for score in scores if (score.method, score.seed) in question.seeds]
-    return [comparison.to_row() for comparison in compare_methods(chosen, **stored_bootstrap(catalog, question.run_id))]
+    tables = resample_scores(chosen, stored_bootstrap(catalog, question.run_id))
+    return [comparison.to_row() for comparison in compare_methods(tables)]

@@ -1,7 +1,7 @@
 """The command `kvp report`: one evaluation's figures and tables, as a page and as Markdown."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,7 +70,7 @@ def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[st
     """
     from dashboards.report.claims import ordered_metrics
     from kvpolicy.comparisons import compare_methods
-    from kvpolicy.curves import ExampleScore
+    from kvpolicy.curves import ExampleScore, resample_scores
     from tasks.stored_scores import stored_bootstrap, stored_scores
 
     bootstrap = stored_bootstrap(catalog, rows.run_id)
@@ -83,7 +83,7 @@ def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[st
             for score in stored_scores(catalog, rows.run_id, benchmark=benchmark, metric=metric):
                 of_task.setdefault(score.task, []).append(score)
             for task, scores in of_task.items():
-                for comparison in compare_methods(scores, **bootstrap):
+                for comparison in compare_methods(resample_scores(scores, bootstrap)):
                     yield comparison.to_row() | {"task": task}
 
 
@@ -114,7 +114,8 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
         return
     judged = rows.trainings[0].objective
     outcomes = [seeds[seed] for seeds in outcomes_by_objective.values() for seed in sorted(shared)]
-    for row in compare_objectives(outcomes, reference=judged, **stored_bootstrap(catalog, rows.run_id)):
+    bootstrap = stored_bootstrap(catalog, rows.run_id)
+    for row in compare_objectives(outcomes, reference=judged, **asdict(bootstrap)):
         difference, cost = row.difference, row.cost
         yield {
             "objective": row.objective,

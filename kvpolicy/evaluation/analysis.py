@@ -9,18 +9,19 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from kvpolicy.analysis.leave_one_out import choose_tokens, divergence_without, token_scores
 from kvpolicy.analysis.nestedness import compare_nested_sets
 from kvpolicy.analysis.ranks import spearman
 from kvpolicy.analysis.reward import recompute_importance, reward_survival
-from kvpolicy.evaluation.caches import Row, batches, rows_of
-from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context
-from kvpolicy.evaluation.continuation import Continuation
+from kvpolicy.evaluation.caches import row_batches
+from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
 from kvpolicy.evaluation.example import scores_of
 from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding, Score
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import cut_sample
 from kvpolicy.ranking import kept_positions
 
 NUM_LEFT_OUT = 32
@@ -51,91 +52,96 @@ def analyse_example(
     Raises:
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
     """
-    cuts = [cut_sample(example, setting) for setting in settings]
-    num_prompt = len(example.context_ids) + len(example.question_ids)
-    model = model.for_answer(num_prompt, len(example.answer_ids), sample_id=example.sample.sample_id)
-    whole = prefill_once(model, example, contenders, cuts)
+    contexts = prepare_contexts(
+        model, example, contenders, settings=settings, num_following=len(example.answer_ids), seed=sample_seed
+    )
     scores: list[Score] = []
     findings: list[Finding] = []
-    for cut in cuts:
-        continuation = Continuation(example=example, cut=cut, whole=whole)
-        ranked = [
-            entry
-            for entry in rank_context(model, contenders, whole, cut, sample_seed=sample_seed)
-            if entry.contender.method.evicts
-        ]
-        scores += _reward(model, continuation, [row for entry in ranked for row in rows_of(entry, budgets)], ranked)
-        findings += _nestedness(model, continuation, ranked[0], budgets)
-        findings += _leave_one_out(model, continuation, ranked, num_left_out, seed=sample_seed)
+    for context in contexts:
+        left_out = _LeftOut(context, num_left_out)
+        for contender in contenders:
+            if not contender.method.evicts:
+                continue
+            ranked = context.rank(contender)
+            scores += _reward(context, ranked, budgets)
+            findings += _leave_one_out(context, ranked, left_out)
+            if contender.method.needs_importance:
+                findings += _nestedness(context, contender, budgets)
     return AnalysisResult(scores=tuple(scores), findings=tuple(findings))
 
 
-def _reward(
-    model: LanguageModel, continuation: Continuation, rows: Sequence[Row], ranked: Sequence[Ranked]
-) -> Iterator[Score]:
-    cut, whole = continuation.cut, continuation.whole
-    full = ranked[0].state.importance
-    assert full is not None
-    for batch in batches(rows, num_new=cut.num_future, vocabulary=1):
+def _reward(context: PreparedContext, ranked: Ranked, budgets: Sequence[int]) -> Iterator[Score]:
+    continuation, full = context.continuation, context.importance
+    for batch in row_batches(ranked, budgets, num_new=continuation.cut.num_future, vocabulary=1):
         kept = [row.kept for row in batch]
-        recomputed = recompute_importance(model, whole, kept, continuation.token_ids, num_context=cut.num_context)
+        recomputed = _importance_of(context, kept)
         survived = [reward_survival(full, *pair) for pair in zip(recomputed, kept, strict=True)]
-        yield from scores_of(batch, cut.setting, "missed_mass", [entry.mean_missed_mass for entry in survived])
+        yield from scores_of(batch, context.setting, "missed_mass", [entry.mean_missed_mass for entry in survived])
         orders = [(row, entry.mean_correlation) for row, entry in zip(batch, survived, strict=True)]
         defined = [(row, value) for row, value in orders if value is not None]
         yield from scores_of(
-            [row for row, _ in defined], cut.setting, "reward_correlation", [value for _, value in defined]
+            [row for row, _ in defined], context.setting, "reward_correlation", [value for _, value in defined]
         )
 
 
-def _nestedness(
-    model: LanguageModel, continuation: Continuation, ranked: Ranked, budgets: Sequence[int]
-) -> Iterator[Finding]:
-    """Of the best sets, so of true importance; `ranked` is any contender, for its state."""
-    cut, full = continuation.cut, ranked.state.importance
-    assert full is not None
+def _importance_of(context: PreparedContext, kept: Sequence[Int[Tensor, "head _"]]) -> list[Float[Tensor, "head _"]]:
+    """Importance of what some sets keep, on the caches that hold nothing else."""
+    continuation = context.continuation
+    return recompute_importance(
+        context.model, continuation.whole, kept, continuation.token_ids, num_context=continuation.cut.num_context
+    )
+
+
+def _nestedness(context: PreparedContext, contender: Contender, budgets: Sequence[int]) -> Iterator[Finding]:
+    """Of the best sets, so of the contender that knows true importance."""
+    full = context.importance
     ascending = sorted(budgets)
     best = [kept_positions(full, budget) for budget in ascending]
-    recomputed = recompute_importance(
-        model, continuation.whole, best, continuation.token_ids, num_context=cut.num_context
-    )
+    recomputed = _importance_of(context, best)
     for smaller, larger in combinations(range(len(ascending)), 2):
         nested = compare_nested_sets(full, recomputed[larger], best[larger], ascending[smaller])
         quantities = {"overlap": nested.overlap, "excess_missed_mass": nested.excess_missed_mass}
         for quantity, by_head in quantities.items():
             yield Finding(
-                setting=cut.setting,
+                setting=context.setting,
                 analysis="nestedness",
                 quantity=quantity,
-                method="oracle",
-                seed=0,
+                method=contender.method.name,
+                seed=contender.seed,
                 budget=ascending[smaller],
                 larger_budget=ascending[larger],
                 value=float(by_head.mean()),
             )
 
 
-def _leave_one_out(
-    model: LanguageModel, continuation: Continuation, ranked: Sequence[Ranked], count: int, *, seed: int
-) -> Iterator[Finding]:
-    cut, importance = continuation.cut, ranked[0].state.importance
-    assert importance is not None
-    tokens = choose_tokens(importance.sum(dim=0), count, seed=seed)
-    divergence = divergence_without(
-        model, continuation.whole, tokens, continuation.token_ids[:-1], num_context=cut.num_context
-    )
-    for entry in ranked:
-        method = entry.contender.method
-        worth = importance.sum(dim=0) if method.needs_importance else token_scores(entry.scores)
-        value = float(spearman(worth[tokens], divergence))
-        if not math.isnan(value):  # where scores or harms are all alike there is no order
-            yield Finding(
-                setting=cut.setting,
-                analysis="leave_one_out",
-                quantity="spearman",
-                method=method.name,
-                seed=entry.contender.seed,
-                budget=None,
-                larger_budget=None,
-                value=value,
-            )
+class _LeftOut:
+    """Some tokens of a context, and what the loss of each does to the predictions: the same for every contender."""
+
+    def __init__(self, context: PreparedContext, count: int) -> None:
+        continuation = context.continuation
+        self.worth = context.importance.sum(dim=0)
+        self.tokens = choose_tokens(self.worth, count, seed=context.seed)
+        self.divergence = divergence_without(
+            context.model,
+            continuation.whole,
+            self.tokens,
+            continuation.token_ids[:-1],
+            num_context=continuation.cut.num_context,
+        )
+
+
+def _leave_one_out(context: PreparedContext, ranked: Ranked, left_out: _LeftOut) -> Iterator[Finding]:
+    contender = ranked.contender
+    worth = left_out.worth if contender.method.needs_importance else token_scores(ranked.scores)
+    value = float(spearman(worth[left_out.tokens], left_out.divergence))
+    if not math.isnan(value):  # where scores or harms are all alike there is no order
+        yield Finding(
+            setting=context.setting,
+            analysis="leave_one_out",
+            quantity="spearman",
+            method=contender.method.name,
+            seed=contender.seed,
+            budget=None,
+            larger_budget=None,
+            value=value,
+        )

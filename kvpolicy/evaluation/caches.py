@@ -1,4 +1,8 @@
-"""The compacted caches of one example, in batches: compressed once after its context, or after every chunk of it."""
+"""The compacted caches of one contender on one example, in batches: compressed once, or after every chunk.
+
+A batch holds rows of one contender alone: how many rows run together changes the last bits of what a model computes in
+bfloat16, and the figures of a contender must not depend on who else takes part.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,10 +13,8 @@ from torch import Tensor
 
 from kvpolicy.batching import rows_that_fit
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation.contenders import Ranked
-from kvpolicy.evaluation.continuation import Continuation
+from kvpolicy.evaluation.contexts import PreparedContext, Ranked
 from kvpolicy.evaluation.results import Contender
-from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.seeds import derive_seed
 from kvpolicy.streaming import StreamedCaches, StreamedRow
 
@@ -32,21 +34,25 @@ class Row:
     kept: Int[Tensor, "head kept"]
 
 
-def rows_of(ranked: Ranked, budgets: Sequence[int]) -> list[Row]:
-    """A row for every budget; a single one for the method that keeps everything."""
+def row_batches(ranked: Ranked, budgets: Sequence[int], *, num_new: int, vocabulary: int) -> Iterator[list[Row]]:
+    """The rows of one contender, those of similar size together, so that little of a batch is padding.
+
+    Args:
+        ranked: The contender's ranking.
+        budgets: A row each; a single one for the method that keeps everything.
+        num_new: Tokens that run on each row with their logits.
+        vocabulary: Logits of a token.
+    """
     contender = ranked.contender
-    if not contender.method.evicts:
-        return [Row(contender=contender, budgets=tuple(budgets), kept=ranked.kept(0))]
-    return [Row(contender=contender, budgets=(budget,), kept=ranked.kept(budget)) for budget in budgets]
-
-
-def batches(rows: Sequence[Row], *, num_new: int, vocabulary: int) -> Iterator[list[Row]]:
-    """Rows of similar size together, so that little of a batch is padding."""
-    ordered = sorted(rows, key=lambda row: row.kept.shape[1], reverse=True)
-    while ordered:
-        size = rows_that_fit(num_logits=num_new * vocabulary, num_entries=ordered[0].kept.shape[1])
-        yield ordered[:size]
-        ordered = ordered[size:]
+    if contender.method.evicts:
+        rows = [Row(contender=contender, budgets=(budget,), kept=ranked.kept(budget)) for budget in budgets]
+    else:
+        rows = [Row(contender=contender, budgets=tuple(budgets), kept=ranked.kept(0))]
+    rows.sort(key=lambda row: row.kept.shape[1], reverse=True)
+    while rows:
+        size = rows_that_fit(num_logits=num_new * vocabulary, num_entries=rows[0].kept.shape[1])
+        yield rows[:size]
+        rows = rows[size:]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,53 +76,49 @@ class RowCaches:
     """Makes the caches of rows.
 
     Attributes:
-        model: The language model.
-        continuation: The example.
+        context: What is compressed.
         num_new_tokens: Tokens for which caches have room.
-        chunk_tokens: Length of the chunks after which rows compress that can; None compresses all rows once.
-        seed: Of the example.
+        chunk_tokens: Length of the chunks after which methods compress that can; None compresses once.
     """
 
-    model: LanguageModel
-    continuation: Continuation
+    context: PreparedContext
     num_new_tokens: int
     chunk_tokens: int | None
-    seed: int
 
-    def of(self, rows: Sequence[Row]) -> Iterator[RowBatch]:
-        """Batches of rows, each with its cache of the context."""
-        sizes = {"num_new": self.continuation.cut.num_future, "vocabulary": self.continuation.whole.logits.shape[-1]}
-        for batch in batches([row for row in rows if not self._is_chunked(row)], **sizes):
-            yield self._at_once(batch)
-        if self.chunk_tokens is not None:
-            for batch in batches([row for row in rows if self._is_chunked(row)], **sizes):
-                yield self._in_chunks(batch, self.chunk_tokens)
-
-    def _is_chunked(self, row: Row) -> bool:
-        method = row.contender.method
-        return self.chunk_tokens is not None and method.evicts and method.recompression_obstacle is None
+    def of(self, ranked: Ranked, budgets: Sequence[int]) -> Iterator[RowBatch]:
+        """Batches of a contender's rows, each with its cache of the context."""
+        method, continuation = ranked.contender.method, self.context.continuation
+        sizes = {"num_new": continuation.cut.num_future, "vocabulary": continuation.whole.logits.shape[-1]}
+        comes_in_chunks = method.evicts and method.recompression_obstacle is None
+        for rows in row_batches(ranked, budgets, **sizes):
+            if self.chunk_tokens is None or not comes_in_chunks:
+                yield self._at_once(rows)
+            else:
+                yield self._in_chunks(rows, self.chunk_tokens)
 
     def _at_once(self, rows: Sequence[Row]) -> RowBatch:
-        n, whole = self.continuation.cut.num_context, self.continuation.whole
+        continuation, state = self.context.continuation, self.context.state
         cache = CompactedCache(
-            whole.keys[:, :n],
-            whole.values[:, :n],
+            state.keys,
+            state.values,
             [row.kept for row in rows],
-            num_kv_heads=whole.num_kv_heads,
+            num_kv_heads=state.num_kv_heads,
             num_new_tokens=self.num_new_tokens,
         )
-        return RowBatch(rows=rows, cache=cache, after_context=self.continuation.full_logits[0].expand(len(rows), -1))
+        return RowBatch(rows=rows, cache=cache, after_context=continuation.full_logits[0].expand(len(rows), -1))
 
     def _in_chunks(self, rows: Sequence[Row], chunk_tokens: int) -> RowBatch:
-        context = self.continuation.context_ids
+        context = self.context.continuation.context_ids
         streamed = [
             StreamedRow(
-                method=row.contender.method, budget=row.budgets[0], seed=derive_seed(self.seed, row.contender.seed)
+                method=row.contender.method,
+                budget=row.budgets[0],
+                seed=derive_seed(self.context.seed, row.contender.seed),
             )
             for row in rows
         ]
-        caches = StreamedCaches(self.model, streamed, interval_tokens=min(chunk_tokens, len(context)))
+        caches = StreamedCaches(self.context.model, streamed, interval_tokens=min(chunk_tokens, len(context)))
         shape = (len(rows), len(context))
         positions = torch.arange(len(context)).expand(shape)
-        last = caches.run(self.model, context.expand(shape), positions, num_logits=1)[:, -1]
+        last = caches.run(self.context.model, context.expand(shape), positions, num_logits=1)[:, -1]
         return RowBatch(rows=rows, cache=caches.finish(self.num_new_tokens), after_context=last)

@@ -8,15 +8,15 @@ and answer in the query-agnostic setting, the answer alone in the query-aware on
 from collections.abc import Iterator, Sequence
 
 from kvpolicy.benchmarks.registry import task_info
-from kvpolicy.evaluation.caches import Row, RowCaches, rows_of
-from kvpolicy.evaluation.contenders import Ranked, prefill_once, rank_context, token_rankings
+from kvpolicy.evaluation.caches import Row, RowCaches
+from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.measure import Wanted, measure_rows
 from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, RankedContext, Score
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import SETTINGS, cut_sample
+from kvpolicy.protocol import SETTINGS
 
 
 def evaluate_example(
@@ -50,33 +50,34 @@ def evaluate_example(
     Raises:
         InputError: If a budget is above the context or below the always-kept tokens, or the example is too long.
     """
-    cuts = [cut_sample(example, setting) for setting in settings]
     wanted = _wanted(example, generate=generate, max_answer_tokens=max_answer_tokens)
-    follows = max(len(example.answer_ids), wanted.answer_tokens, *map(len, example.option_ids))
-    num_prompt = len(example.context_ids) + len(example.question_ids)
-    model = model.for_answer(num_prompt, follows, sample_id=example.sample.sample_id)
-    whole = prefill_once(model, example, contenders, cuts)
+    contexts = prepare_contexts(
+        model,
+        example,
+        contenders,
+        settings=settings,
+        num_following=max(len(example.answer_ids), wanted.answer_tokens, *map(len, example.option_ids)),
+        seed=sample_seed,
+    )
     scores: list[Score] = []
     head_costs: list[HeadCosts] = []
-    contexts: list[RankedContext] = []
-    for cut in cuts:
-        continuation = Continuation(example=example, cut=cut, whole=whole)
-        ranked = rank_context(model, contenders, whole, cut, sample_seed=sample_seed)
-        rows = [row for entry in ranked for row in rows_of(entry, budgets)]
-        caches = RowCaches(
-            model=model,
-            continuation=continuation,
-            num_new_tokens=_num_new_tokens(continuation, wanted),
-            chunk_tokens=chunk_tokens,
-            seed=sample_seed,
-        )
-        for batch in caches.of(rows):
-            for metric, values in measure_rows(model, batch, continuation, wanted).items():
-                scores += scores_of(batch.rows, cut.setting, metric, values)
-        head_costs += [_head_costs(entry, cut.setting) for entry in ranked if entry.contender.method.evicts]
+    kept: list[RankedContext] = []
+    for context in contexts:
+        num_new_tokens = _num_new_tokens(context.continuation, wanted)
+        caches = RowCaches(context=context, num_new_tokens=num_new_tokens, chunk_tokens=chunk_tokens)
+        rankings = []
+        for contender in contenders:
+            ranked = context.rank(contender)
+            for batch in caches.of(ranked, budgets):
+                for metric, values in measure_rows(context.model, batch, context.continuation, wanted).items():
+                    scores += scores_of(batch.rows, context.setting, metric, values)
+            if contender.method.evicts:
+                head_costs.append(_head_costs(ranked, context))
+                rankings += [ranked.by_token(budgets)] if keep_rankings else []
         if keep_rankings:
-            contexts.append(token_rankings(ranked, cut.setting, budgets))
-    return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs), contexts=tuple(contexts))
+            importance = context.importance.cpu()
+            kept.append(RankedContext(setting=context.setting, importance=importance, rankings=tuple(rankings)))
+    return ExampleResult(scores=tuple(scores), head_costs=tuple(head_costs), contexts=tuple(kept))
 
 
 def scores_of(rows: Sequence[Row], setting: str, metric: str, values: Sequence[float]) -> Iterator[Score]:
@@ -105,11 +106,10 @@ def _num_new_tokens(continuation: Continuation, wanted: Wanted) -> int:
     return cut.num_question + max(cut.num_answer, wanted.answer_tokens, *map(len, options))
 
 
-def _head_costs(ranked: Ranked, setting: str) -> HeadCosts:
-    assert ranked.state.importance is not None
+def _head_costs(ranked: Ranked, context: PreparedContext) -> HeadCosts:
     return HeadCosts(
-        setting=setting,
+        setting=context.setting,
         method=ranked.contender.method.name,
         seed=ranked.contender.seed,
-        costs=normalised_cost(ranked.scores, ranked.state.importance),
+        costs=normalised_cost(ranked.scores, context.importance),
     )

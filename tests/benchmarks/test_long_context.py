@@ -20,7 +20,7 @@ import torch
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation.contenders import context_state
+from kvpolicy.evaluation.contexts import context_state
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.metrics import kl_divergence

@@ -16,7 +16,7 @@ from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.cache import CompactedCache
 from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation import Contender, evaluate_example
-from kvpolicy.evaluation.contenders import context_state
+from kvpolicy.evaluation.contexts import context_state
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents

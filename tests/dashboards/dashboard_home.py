@@ -45,7 +45,6 @@ def _ranks(swapped: bool) -> np.ndarray:
 def context() -> StoredContext:
     importance = np.full((2, TOKENS), 0.01, dtype=np.float32)
     importance[:, 4:-16] = 0.5 ** np.arange(TOKENS - 20)
-    kept = np.array([[24, 24], [32, 32]], dtype=np.int32)
     return StoredContext(
         sample_id=SAMPLE,
         benchmark="ruler",
@@ -54,27 +53,48 @@ def context() -> StoredContext:
         budgets=(24, 32),
         pieces=PIECES,
         importance=importance,
-        rankings=tuple(
-            StoredRanking(method=method, seed=seed, ranks=np.stack([_ranks(method == "kvp")] * 2), kept=kept)
-            for method, seed in (("kvp", 0), ("kvp", 1), ("snapkv", 0), ("oracle", 0))
-        ),
     )
+
+
+def rankings() -> list[StoredRanking]:
+    kept = np.array([[24, 24], [32, 32]], dtype=np.int32)
+    return [
+        StoredRanking(
+            sample_id=SAMPLE,
+            setting="query_agnostic",
+            method=method,
+            seed=seed,
+            ranks=np.stack([_ranks(method == "kvp")] * 2),
+            kept=kept,
+        )
+        for method, seed in (("kvp", 0), ("kvp", 1), ("snapkv", 0), ("oracle", 0))
+    ]
 
 
 def make_dashboard_home(home: Home) -> dict[str, str]:
     """Fill a home; returns the run of each stage, the second evaluation's as `ranked`."""
     runs = make_home(home)
     catalog = Catalog(home)
-    folder = home.evaluations / "shards" / "planted"
-    write_token_ranks(folder, [context()])
-    shard = Artifact(kind="evaluation_shard", digest=digest_bytes(b"ranked"), name="examples 0 to 0", uri=str(folder))
+    shards = {}
+    for ranking in rankings():
+        name, contexts = f"{ranking.method} {ranking.seed}", [context()] if ranking.method == "oracle" else []
+        folder = ranked_folder(home, name)
+        write_token_ranks(folder, contexts, [ranking])
+        shards[f"shard_0000 {name}"] = Artifact(
+            kind="evaluation_shard",
+            digest=digest_bytes(name.encode()),
+            name=f"{name} on examples 0 to 0",
+            uri=str(folder),
+            metadata={"num_contexts": len(contexts), "num_rankings": 1},
+        )
     read = {"model": MODEL, "prompts": PROMPTS["test"], "policy_0": POLICIES[0]}
-    record(catalog, "evaluate-shard", read, {"shard": shard})
+    for shard in shards.values():
+        record(catalog, "evaluate-shard", read, {"shard": shard})
     own = {"evaluation_id": RANKED.artifact_id}
     runs["ranked"] = record(
         catalog,
         "evaluate",
-        {**read, "shard_0000": shard},
+        {**read, **shards},
         {"evaluation": RANKED},
         {
             "curves": _of(own, curve_rows()),
@@ -91,5 +111,5 @@ def _of(own: dict[str, Any], rows: Any) -> list[dict[str, Any]]:
     return [row | own for row in rows]
 
 
-def ranked_folder(home: Home) -> Path:
-    return home.evaluations / "shards" / "planted"
+def ranked_folder(home: Home, name: str = "oracle 0") -> Path:
+    return home.evaluations / "shards" / f"planted {name}"

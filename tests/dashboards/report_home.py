@@ -49,7 +49,7 @@ PROMPTS = {
     for split in ("train", "test")
 }
 EVALUATION = artifact("evaluation", "tiny model on ruler, 8 samples")
-SHARD = artifact("evaluation_shard", "examples 0 to 7")
+SHARD = artifact("evaluation_shard", "kvp 0 on examples 0 to 7", num_contexts=0, num_rankings=0)
 
 
 def mlflow_id(name: str) -> str:
@@ -329,7 +329,7 @@ def make_home(home: Home) -> dict[str, str]:
     runs["evaluate"] = record(
         catalog,
         "evaluate",
-        {**judged, "shard_0000": SHARD},
+        {**judged, "shard_0000 kvp 0": SHARD},
         {"evaluation": EVALUATION, **made},
         {
             "curves": list(curve_rows()),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard_client import client_of, page
-from dashboard_home import RANKED, SAMPLE, TOKENS, context, make_dashboard_home, ranked_folder
+from dashboard_home import RANKED, SAMPLE, TOKENS, context, make_dashboard_home, ranked_folder, rankings
 from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, head_cost_rows, record
 from starlette.testclient import TestClient
 
@@ -173,7 +173,7 @@ def test_heads_without_attention_and_costs_that_are_no_numbers_are_left_empty(tm
     home = Home.open(tmp_path / "home")
     make_dashboard_home(home)
     blank = dataclasses.replace(context(), importance=np.zeros((2, TOKENS), dtype=np.float32))
-    write_token_ranks(ranked_folder(home), [blank])
+    write_token_ranks(ranked_folder(home), [blank], [own for own in rankings() if own.method == "oracle"])
     assert figure(page(client_of(home), "/heads?head=1"), "importance")["data"] == []
     newer = artifact("evaluation", "of nothing")
     rows = [row | {"evaluation_id": newer.artifact_id, "cost": math.nan} for row in head_cost_rows()]

@@ -79,6 +79,8 @@ def test_a_head_s_choice_is_what_sets_of_tokens_say(tokens, seed, data):
     importance = draw.random((1, tokens), dtype=np.float32)
     rankings = tuple(
         StoredRanking(
+            sample_id="s",
+            setting="query_aware",
             method=method,
             seed=0,
             ranks=(draw.permutation(tokens) + 1).astype(np.int32)[None],

@@ -31,9 +31,9 @@ def test_every_stage_is_told_and_the_time_that_is_left():
     assert view.line(40.0) == "collect there already, train 1/3 (2 running, 1 failed), evaluate 0/9; about 16 min left"
     assert view.fraction(40.0) == pytest.approx((1 + 1 / 3 + 0) / 3)
     assert StageProgress(total=0, started_at=1.0).told() == "there already"  # its parts were, if it was not
-    view.begin("judge champion", 2, 50.0)  # not foreseen
+    view.begin("evaluate champion", 2, 50.0)  # not foreseen
     assert view.line(50.0) == "collect there already, train 1/3 (2 running, 1 failed), evaluate there already, " + (
-        "judge champion 0/2"
+        "evaluate champion 0/2"
     )
 
 
@@ -61,7 +61,8 @@ def test_a_run_leaves_its_progress_in_prefect(small_run, prefect_here):
     with get_client(sync_client=True) as client:
         shown = recorded_progress(client, [uuid.UUID(name) for name in {row["prefect_flow_run_id"] for row in rows}])
     ((retrain, line),) = shown.items()
-    done = Counter(row["stage"] for row in rows if row["prefect_flow_run_id"] == retrain)
+    tasks = {(row["stage"], row["prefect_task_run_id"]) for row in rows if row["prefect_flow_run_id"] == retrain}
+    done = Counter(stage for stage, _ in tasks)
     collected, trained, judged = done["collect-fragment"], done["train-heads"], done["evaluate-shard"]
     judged += done["analyse-shard"]
     assert line.startswith("100 %: ")
@@ -75,8 +76,9 @@ def test_what_parts_took_is_asked_of_runs_of_the_same_preset(small_run):
     preset = json.loads(catalog(small_run.home).rows("artifacts", "kind = 'request'")[0]["metadata_json"])["config"]
     found = mean_seconds(catalog(small_run.home), preset["preset"])
     for stage in ("collect-fragment", "train-heads", "evaluate-shard"):
-        seconds = [row["seconds"] for row in rows if row["stage"] == stage and row["run_id"] in asked]
-        assert found[stage] == pytest.approx(sum(seconds) / len(seconds))
+        own = [row for row in rows if row["stage"] == stage and row["run_id"] in asked]
+        tasks = {row["prefect_task_run_id"] for row in own}
+        assert found[stage] == pytest.approx(sum(row["seconds"] for row in own) / len(tasks))
     assert mean_seconds(catalog(small_run.home), "it's another") == {}
 
 

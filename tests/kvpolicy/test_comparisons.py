@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 
 from kvpolicy.comparisons import BETTER, UNDECIDED, WORSE, beats_all, compare_methods, is_contender, is_heuristic
+from kvpolicy.curves import resample_scores
 from kvpolicy.methods.registry import method_names
 from kvpolicy.metrics import METRICS
-from kvpolicy.statistics import bootstrap_mean, bootstrap_table
+from kvpolicy.statistics import Bootstrap, bootstrap_mean, bootstrap_table
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores
+
+
+def _compare_all(scores, **changes):
+    return compare_methods(resample_scores(scores, Bootstrap(**BOOTSTRAP | changes)))
 
 
 def _compare(scores, **changes):
     """Pair, metric and budget to the comparison."""
-    compared = compare_methods(scores, **BOOTSTRAP | changes)
+    compared = _compare_all(scores, **changes)
     found = {(entry.method, entry.other, entry.metric, entry.budget): entry for entry in compared}
     assert len(found) == len(compared)
     return found
@@ -209,18 +214,17 @@ def test_beating_all_means_every_heuristic_of_that_curve():
         *example_scores("kvp", base, budget=64, setting="query_aware"),
         *example_scores("knorm", base + 1, budget=64, setting="query_aware"),
     ]
-    comparisons = compare_methods(scores, **BOOTSTRAP)
-    where = {"benchmark": "ruler", "metric": "kl"}
-    assert beats_all(comparisons, setting="query_agnostic", **where) == {64: False, 128: True}
-    assert beats_all(comparisons, setting="query_aware", **where) == {64: True}
-    assert beats_all(comparisons, setting="query_agnostic", **where, method="tova") == {64: True, 128: False}
-    assert beats_all(comparisons, setting="query_agnostic", benchmark="oasst2", metric="kl") == {}
+    comparisons = _compare_all(scores)
+    agnostic, aware = ("ruler", "query_agnostic", "kl"), ("ruler", "query_aware", "kl")
+    assert beats_all(comparisons) == {agnostic: {64: False, 128: True}, aware: {64: True}}
+    assert beats_all(comparisons, "tova") == {agnostic: {64: True, 128: False}}
+    assert beats_all(comparisons, "snapkv") == {}
 
 
 def test_a_seed_that_lacks_a_budget_is_named(fails_in_one_line):
     scores = example_scores("kvp", draw(0)) + example_scores("kvp", draw(0), budget=96)
     scores += example_scores("kvp", draw(1), seed=7)
-    message = fails_in_one_line(compare_methods, scores, **BOOTSTRAP)
+    message = fails_in_one_line(_compare_all, scores)
     assert "kvp" in message and "seed 7" in message and "budget 96" in message
 
 
@@ -228,5 +232,5 @@ def test_a_seed_that_lacks_a_budget_is_named(fails_in_one_line):
 def test_a_missing_score_is_named(fails_in_one_line, sample):
     scores = example_scores("kvp", draw(0)) + example_scores("knorm", draw(1))
     scores = [score for score in scores if (score.sample_id, score.method) != (sample, "knorm")]
-    message = fails_in_one_line(compare_methods, scores, **BOOTSTRAP)
+    message = fails_in_one_line(_compare_all, scores)
     assert all(part in message for part in (sample, "knorm", "query_agnostic", "ruler"))

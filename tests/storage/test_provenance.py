@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections import Counter
 from typing import Any
@@ -67,7 +68,7 @@ def test_the_json_holds_the_graph_and_what_follows_from_it(graph: LineageGraph) 
     }
     (agent,) = document["agent"].items()
     assert agent[1]["prov:type"] == {"$": "prov:SoftwareAgent", "type": "xsd:QName"}  # a name, not a text
-    assert agent[1]["prov:label"] == "kvpolicy 0.1.0"
+    assert agent[1]["prov:label"] == f"kvpolicy {importlib.metadata.version('kvpolicy')}"
     associated = _pairs(document, "wasAssociatedWith", "prov:activity", "prov:agent")
     assert {(run, name) for run, name, _ in associated} == {(run, agent[0].removeprefix("kvp:")) for run in runs}
     model = document["entity"][f"kvp:{MODEL.artifact_id}"]

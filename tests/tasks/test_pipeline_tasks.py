@@ -1,6 +1,7 @@
 """Collecting, training and judging a tiny model, task by task; in pieces and at once it comes to the same."""
 
 import dataclasses
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -9,18 +10,20 @@ import pytest
 import torch
 
 from kvpolicy.collection import CollectConfig, collect_trace
+from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.policies.policy_set import load_policy
 from kvpolicy.training import TrainConfig
 from storage.catalog import Catalog
 from storage.errors import StorageError
+from storage.home import Home
 from storage.token_ranks import list_contexts, list_rankings, read_context
 from storage.traces import TraceStore
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
 from tasks.loaded_model import load_model
-from tasks.publish import evaluation_stage, publish_curves
+from tasks.publish import EvaluationWork, publish_curves
 from tasks.references import trained_ref
 from tasks.samples import read_encoded
 from tasks.stage import find_completed
@@ -70,17 +73,17 @@ def policy(home, model, collected):
 
 
 @pytest.fixture(scope="module")
-def stage(model, policy, prompts):
-    return evaluation_stage(model, [policy], prompts("test", 2), EVALUATE, seed=0)
+def work(home, model, policy, prompts):
+    given = {"home": home, "model": model, "trained": (policy,), "prompts": prompts("test", 2)}
+    return EvaluationWork(**given, config=EVALUATE, seed=0)
 
 
 @pytest.fixture(scope="module")
-def judged(home, model, policy, prompts, stage):
+def judged(home, work):
     """The shards and the published evaluation."""
-    test = prompts("test", 2)
-    shard, _ = evaluate_shard.fn(home, model, [policy], test, EVALUATE, first=0, seed=0)
-    evaluation, _ = publish_curves.fn(home, model, [policy], test, stage, config=EVALUATE, shards=[shard])
-    return [shard], evaluation
+    shards = evaluate_shard.fn(home, work.group((0, 4)))
+    evaluation, _ = publish_curves.fn(work, shards)
+    return shards, evaluation
 
 
 def test_traces_are_what_the_model_left(home, model, prompts, collection, collected):
@@ -171,14 +174,45 @@ def test_training_again_gives_the_same_policy(home, model, collected, policy, tm
     assert trained_ref(home, policy.artifact_id) == policy
 
 
-def test_shards_judge_what_one_shard_does(home, model, policy, prompts, judged):
+def test_smaller_groups_of_examples_have_the_same_figures(home, work, judged):
     shards, _ = judged
-    test = prompts("test", 2)
-    smaller = dataclasses.replace(EVALUATE, examples_per_shard=3)
-    parts = [evaluate_shard.fn(home, model, [policy], test, smaller, first=first, seed=0)[0] for first in (0, 3)]
-    key = lambda row: (row["sample_id"], row["setting"], row["method"], row["seed"])  # noqa: E731  # used twice, right below
-    assert [vars(score) for score in read_scores(parts)] == [vars(score) for score in read_scores(shards)]
-    assert sorted(read_costs(parts), key=key) == sorted(read_costs(shards), key=key)
+    parts = [shard for examples in ((0, 3), (3, 4)) for shard in evaluate_shard.fn(home, work.group(examples))]
+    assert figures(parts) == figures(shards)
+
+
+def figures(shards):
+    """Scores and costs of heads, whatever their order."""
+    costs = [tuple(row[name] for name in row if name != "costs") + tuple(row["costs"]) for row in read_costs(shards)]
+    return sorted(dataclasses.astuple(score) for score in read_scores(shards)), sorted(costs)
+
+
+def test_a_method_that_is_added_is_evaluated_alone_to_what_it_comes_to_with_the_others(home, work, judged, tmp_path):
+    """In bfloat16, where the last bits depend on what runs together."""
+    rounded = dataclasses.replace(work, model=dataclasses.replace(work.model, dtype="bfloat16"))
+    some = dataclasses.replace(EVALUATE, methods=("knorm", "random"))
+    before = evaluate_shard.fn(home, dataclasses.replace(rounded, config=some).group((0, 4)))
+    num_runs = len(Catalog(home).rows("runs", "stage = 'evaluate-shard'"))
+    after = evaluate_shard.fn(home, rounded.group((0, 4)))
+    new = Catalog(home).rows("runs", "stage = 'evaluate-shard'")[num_runs:]
+    assert [json.loads(run["parameters_json"])["method"] for run in new] == ["kvp"]
+    assert {shard.artifact_id for shard in before} < {shard.artifact_id for shard in after}
+    elsewhere = Home.open(tmp_path / "home")
+    for artifact in Catalog(home).artifacts([own.artifact_id for own in (work.model, work.prompts, *work.trained)]):
+        Catalog(elsewhere).register(artifact)
+    together = evaluate_shard.fn(elsewhere, rounded.group((0, 4)))
+    assert figures(together) == figures(after)
+    assert [shard.artifact_id for shard in together] == [shard.artifact_id for shard in after]
+
+
+def test_a_contender_that_fails_leaves_a_failed_run_of_each_that_was_missing(home, work, tmp_path):
+    lost = dataclasses.replace(work.trained[0], path=str(tmp_path / "gone"))
+    one = dataclasses.replace(work, trained=(lost,), seed=5)
+    before = Catalog(home).rows("runs")
+    with pytest.raises(InputError):
+        evaluate_shard.fn(home, one.group((0, 1)))
+    new = [run for run in Catalog(home).rows("runs")[len(before) :] if run["stage"] == "evaluate-shard"]
+    assert {run["outcome"] for run in new} == {"failed"}
+    assert len(new) == 6
 
 
 def test_every_contender_is_judged_on_every_example(judged):
@@ -190,10 +224,10 @@ def test_every_contender_is_judged_on_every_example(judged):
     assert len(answered) == 2
 
 
-def test_publishing_again_finds_the_same_evaluation(home, model, policy, prompts, stage, judged):
+def test_publishing_again_finds_the_same_evaluation(home, work, judged):
     shards, evaluation = judged
     before = Catalog(home).rows("curves")
-    again, outcome = publish_curves.fn(home, model, [policy], prompts("test", 2), stage, config=EVALUATE, shards=shards)
+    again, outcome = publish_curves.fn(work, shards)
     assert (again, outcome.skipped) == (evaluation, True)
     assert Catalog(home).rows("curves") == before
     assert {row["evaluation_id"] for row in before} == {evaluation.artifact_id}
@@ -224,7 +258,9 @@ def test_costs_of_heads_in_training_end_with_those_of_the_policy(home, policy):
 
 
 def test_a_shard_keeps_the_text_and_every_ranking_of_the_first_example_of_each_task(model, prompts, judged):
-    folder = Path(judged[0][0].path)
+    folders = {shard.role.partition(" ")[2]: Path(shard.path) for shard in judged[0]}
+    folder = folders["oracle 0"]
+    assert not any(list_contexts(other) for name, other in folders.items() if name != "oracle 0")
     examples = read_encoded(prompts("test", 2), model)
     first = {example.sample.task: example for example in reversed(examples)}
     assert {row["sample_id"] for row in list_contexts(folder)} == {own.sample.sample_id for own in first.values()}
@@ -234,10 +270,12 @@ def test_a_shard_keeps_the_text_and_every_ranking_of_the_first_example_of_each_t
         ("query_agnostic", len(example.context_ids)),
         ("query_aware", len(example.context_ids) + len(example.question_ids)),
     ]
-    methods = {(row["method"], row["seed"]) for row in list_rankings(folder)}
-    assert methods == {("kvp", 0), ("knorm", 0), ("random", 0), ("random", 1), ("oracle", 0)}
+    for name, other in folders.items():
+        assert {f"{row['method']} {row['seed']}" for row in list_rankings(other)} == (
+            {name} if name != "full 0" else set()
+        )
     for row in own:
-        context = read_context(folder, row["sample_id"], row["setting"], [("oracle", 0)])
+        context = read_context(folder, row["sample_id"], row["setting"], {("oracle", 0): folder})
         assert example.sample.context in "".join(context.pieces)
         assert (example.sample.question in "".join(context.pieces)) == (row["setting"] == "query_aware")
         (oracle,) = context.rankings
@@ -246,11 +284,11 @@ def test_a_shard_keeps_the_text_and_every_ranking_of_the_first_example_of_each_t
             assert (worth[:-1] >= worth[1:]).all()
 
 
-def test_rankings_of_contexts_that_came_in_chunks_are_not_kept(home, model, policy, prompts):
+def test_rankings_of_contexts_that_came_in_chunks_are_not_kept(home, work):
     config = dataclasses.replace(EVALUATE, methods=("kvp", "knorm"), budgets=(64,), num_generated=0, chunk_tokens=64)
-    shard, _ = evaluate_shard.fn(home, model, [policy], prompts("test", 2), config, first=0, seed=0)
-    assert list_contexts(Path(shard.path)) == []
-    assert is_whole(home, Catalog(home).artifact(shard.artifact_id))
+    for shard in evaluate_shard.fn(home, dataclasses.replace(work, config=config).group((0, 4))):
+        assert list_contexts(Path(shard.path)) == list_rankings(Path(shard.path)) == []
+        assert is_whole(home, Catalog(home).artifact(shard.artifact_id))
 
 
 @pytest.mark.parametrize("name", ["scores.parquet", "costs.parquet", "contexts.parquet", "rankings.parquet"])

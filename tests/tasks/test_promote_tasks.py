@@ -30,7 +30,7 @@ from tasks.promote import (
     require_whole,
     roll_back,
 )
-from tasks.publish import evaluation_stage, publish_curves
+from tasks.publish import EvaluationWork, evaluated_examples, publish_curves
 from tasks.references import ShardRef
 from tasks.registration import ensure_registered
 from tasks.train import assemble_policy, train_heads
@@ -65,30 +65,41 @@ def snapshot(home, model, prompts):
 
 
 @pytest.fixture(scope="module")
-def judge(home, model, prompts):
-    """Judges one policy set on the prompts of a seed: `judge(policy, JUDGED, seed=0)`."""
+def work_of(home, model, prompts):
+    """The evaluation of one policy set on the prompts of a seed: `work_of(policy, JUDGED, seed=0)`."""
+
+    def work(policy, config, *, seed):
+        given = {"home": home, "model": model, "trained": (policy,), "prompts": prompts("test", 3, seed=seed)}
+        return EvaluationWork(**given, config=config, seed=seed)
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def judge(home, prompts, work_of):
+    """Evaluates one policy set on the prompts of a seed: `judge(policy, JUDGED, seed=0)`."""
 
     def shards_of(policy, config, *, seed):
         test = prompts("test", 3, seed=seed)
         return [
-            evaluate_shard.fn(home, model, [policy], test, config, first=first, seed=seed)[0]
-            for first in range(0, test.num_samples, config.examples_per_shard)
+            shard
+            for examples in evaluated_examples(test, config)
+            for shard in evaluate_shard.fn(home, work_of(policy, config, seed=seed).group(examples))
         ]
 
     return shards_of
 
 
 @pytest.fixture(scope="module")
-def trained(home, model, prompts, snapshot, judge):
+def trained(home, model, snapshot, judge, work_of):
     """Two policy sets, each with an evaluation on prompts of its own seed."""
     found = []
     for seed, steps in ((0, 2), (1, 40)):
         config = TrainConfig(agent=AgentConfig(width=8), num_steps=steps, num_warmup_steps=1, heldout_every_steps=steps)
         group = train_heads.fn(home, model, snapshot, config, heads=(0, 4), seed=seed).outputs["group"]
         policy, _ = assemble_policy.fn(home, model, snapshot, config, [group], seed=seed)
-        shards, test = judge(policy, JUDGED, seed=seed), prompts("test", 3, seed=seed)
-        stage = evaluation_stage(model, [policy], test, JUDGED, seed=seed)
-        evaluation, _ = publish_curves.fn(home, model, [policy], test, stage, config=JUDGED, shards=shards)
+        shards = judge(policy, JUDGED, seed=seed)
+        evaluation, _ = publish_curves.fn(work_of(policy, JUDGED, seed=seed), shards)
         found.append(Judged(policy=policy, evaluation=evaluation, shards=shards))
     return found
 
@@ -136,7 +147,7 @@ def shard_of(home, scores):
     folder = home.evaluations / "made-up"
     write_rows(folder / SCORES, rows)
     made = Artifact(kind="evaluation_shard", digest=digest_json(rows), name="made up", uri=str(folder))
-    return ShardRef(artifact_id=Catalog(home).register(made), path=str(folder))
+    return ShardRef(artifact_id=Catalog(home).register(made), path=str(folder), role="shard_0000 kvp 0")
 
 
 def test_the_first_one_is_champion_and_aliases_follow(copied, model, trained):
@@ -183,7 +194,9 @@ def test_a_challenger_meets_the_champion_on_its_own_examples(copied, model, trai
     assert read["challenger"] == second.policy.artifact_id
     assert read["champion"] == first.policy.artifact_id
     assert read["evaluation"] == second.evaluation.artifact_id
-    assert [read[f"champion_shard_{index:04d}"] for index in range(2)] == [shard.artifact_id for shard in shards]
+    assert [read[f"champion_shard_{index:04d}"] for index in range(len(shards))] == [
+        shard.artifact_id for shard in shards
+    ]
     assert outcome.run_id in Catalog(copied).lineage(first.policy.artifact_id, "down").nodes
 
 

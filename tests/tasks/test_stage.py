@@ -16,7 +16,7 @@ from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
 from storage.tracking import Tracking
-from tasks.publish import evaluation_stage
+from tasks.publish import EvaluationWork
 from tasks.references import ModelRef, PromptsRef, SnapshotRef
 from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
 from tasks.train import training_stage
@@ -170,8 +170,9 @@ def test_a_stage_runs_what_its_request_chooses_and_no_other_choice():
     assert objectives["exact"] ^ objectives["pairwise"] == {"kvpolicy.objectives.exact", "kvpolicy.objectives.pairwise"}
 
     prompts = PromptsRef(artifact_id="prompts-0", split="test", seed=0, num_samples=1, path="")
+    read = {"home": Home(path=Path()), "model": model, "trained": (), "prompts": prompts}
     methods = [
-        evaluation_stage(model, (), prompts, EvaluateConfig(methods=names), seed=0).modules.keys()
+        EvaluationWork(**read, config=EvaluateConfig(methods=names), seed=0).stage.modules.keys()
         for names in (("snapkv",), ("snapkv", "knorm"), ("pyramidkv",))
     ]
     assert methods[1] - methods[0] == {"kvpolicy.methods.knorm"}

@@ -44,7 +44,7 @@ def test_rows_that_cannot_be_read_are_not_whole(home, tmp_path):
     assert not is_whole(home, shard)
     write_rows(tmp_path / "shard" / "costs.parquet", [{"a": 1}])
     assert not is_whole(home, shard)
-    write_token_ranks(tmp_path / "shard", [])
+    write_token_ranks(tmp_path / "shard", [], [])
     assert is_whole(home, shard)
     (tmp_path / "prompts.parquet").write_bytes(b"nothing")
     assert not is_whole(home, prompts)
