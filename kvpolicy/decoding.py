@@ -42,7 +42,7 @@ def decode_greedily(
     *,
     first_position: int | Int[Tensor, "row"],
     max_new_tokens: int,
-    is_settled: Callable[[list[int]], bool] = lambda tokens: False,
+    is_settled: Callable[[int, list[int]], bool] = lambda row, tokens: False,
 ) -> list[list[int]]:
     """Continue every row greedily until all have ended, are settled, or `max_new_tokens` are there.
 
@@ -52,7 +52,7 @@ def decode_greedily(
         first_tokens: The first new token of each row.
         first_position: Original position of the first tokens, the same in all rows or one for each.
         max_new_tokens: Tokens that a row may have.
-        is_settled: Tells from a row's tokens that more of them cannot change what the caller wants to know.
+        is_settled: Tells from a row and its tokens that more of them cannot change what the caller wants to know.
 
     Returns:
         New tokens of each row, without the token that ends an answer (`kvpolicy.chat_format.end_ids`) and what follows
@@ -76,7 +76,7 @@ def decode_greedily(
         if length % _TOKENS_BETWEEN_LOOKS == 0:
             going = ~torch.isin(answers[active], ends).any(dim=1)
             going &= torch.tensor(
-                [not is_settled(_until_end(row, ends)) for row in answers[active]], device=going.device
+                [not is_settled(row, _until_end(answers[row], ends)) for row in active.tolist()], device=going.device
             )
             if 2 * int(going.sum()) <= len(active):  # moving the caches of the rest is cheaper than running all
                 cache.keep_rows(going.nonzero().flatten())

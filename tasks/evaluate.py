@@ -4,7 +4,7 @@ What the figures add up to is the business of `tasks.publish`. Beside its figure
 of some examples token by token, for people to look at.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from kvpolicy.curves import ExampleScore
 from kvpolicy.evaluation import (
     Contender,
     EvaluateConfig,
+    EvaluatedExample,
     ExampleResult,
     HeadCosts,
-    RankedContext,
     Score,
     TokenRanking,
-    evaluate_example,
+    evaluate_examples,
 )
 from kvpolicy.methods.registry import METHODS, make_method, method_type
 from kvpolicy.prompts import EncodedSample
@@ -103,12 +103,13 @@ def evaluate_shard(home: Home, group: ExampleGroup) -> list[ShardRef]:
 
     def body(runs: Mapping[int, RunRecorder]) -> None:
         missing = group.only(runs)
-        results = list(_evaluate_examples(missing))
+        examples = read_encoded(group.prompts, group.model, slice(group.first, group.stop))
+        results = _evaluate(missing, examples)
         for contender, run in zip(missing.contenders, runs.values(), strict=True):
-            content = _ShardContent(group, contender, results)
+            content = _ShardContent(group, contender, list(zip(examples, results[contender], strict=True)))
             run.output("shard", content.write(home.evaluations / "shards", group.name(contender)))
             if content.describes_examples:
-                pairs = [(example, setting) for example, _ in results for setting in config.settings]
+                pairs = [(example, setting) for example in examples for setting in config.settings]
                 run.append("samples", [sample_row(*pair, group.prompts, group.model) for pair in pairs])
 
     outcomes = run_together(home, stages, body, note_skip=False)
@@ -198,64 +199,56 @@ def read_costs(shards: Sequence[ShardRef]) -> list[dict[str, Any]]:
     return [row for shard in shards for row in read_rows(Path(shard.path) / COSTS)]
 
 
-def _evaluate_examples(group: ExampleGroup) -> Iterator[tuple[EncodedSample, ExampleResult]]:
+def _evaluate(group: ExampleGroup, examples: Sequence[EncodedSample]) -> dict[ContenderRef, list[ExampleResult]]:
+    """The results of each contender on all examples."""
     model, config = load_model(group.model), group.config
-    contenders = make_contenders(group, str(model.device))
     num_ranked = 0 if config.chunk_tokens else config.num_ranked
     tasks = [sample.task for sample in read_samples(group.prompts)]
-    examples = read_encoded(group.prompts, group.model, slice(group.first, group.stop))
-    with progress("evaluate", len(examples), "examples") as advance:
-        for index, example in enumerate(examples, start=group.first):
-            place = tasks[:index].count(example.sample.task)  # among the samples of its task
-            result = evaluate_example(
-                model,
-                example,
-                contenders,
-                config.budgets,
-                settings=config.settings,
-                sample_seed=group.sample_seed(example.sample),
-                generate=place < config.num_generated,
-                max_answer_tokens=config.max_answer_tokens,
-                chunk_tokens=config.chunk_tokens,
-                keep_rankings=place < num_ranked,
-            )
-            yield example, result
-            advance(example.sample.task)
+    places = [tasks[:index].count(tasks[index]) for index in range(group.first, group.stop)]  # among those of its task
+    contenders = make_contenders(group, str(model.device))
+    results: dict[ContenderRef, list[ExampleResult]] = {ref: [] for ref in group.contenders}
+    by_name = {(ref.method, ref.seed): own for ref, own in results.items()}
+    with progress("evaluate", len(examples) * len(contenders), "examples x methods") as advance:
+        for contender, evaluated in evaluate_examples(
+            model,
+            [
+                EvaluatedExample(
+                    encoded=example,
+                    seed=group.sample_seed(example.sample),
+                    generate=place < config.num_generated,
+                    keep_rankings=place < num_ranked,
+                )
+                for example, place in zip(examples, places, strict=True)
+            ],
+            contenders,
+            config.budgets,
+            settings=config.settings,
+            max_answer_tokens=config.max_answer_tokens,
+            chunk_tokens=config.chunk_tokens,
+        ):
+            by_name[contender.method.name, contender.seed] += evaluated
+            for _ in evaluated:
+                advance(contender.method.name)
+    return results
 
 
 class _ShardContent:
-    """What the results of some examples have of one contender, as files keep it."""
+    """The results of one contender on some examples, as files keep them."""
 
     def __init__(
         self, group: ExampleGroup, contender: ContenderRef, results: Sequence[tuple[EncodedSample, ExampleResult]]
     ) -> None:
-        own = (contender.method, contender.seed)
         # What is of no contender is kept with true importance, by which this one ranks.
         self.describes_examples = method_type(contender.method).needs_importance
+        self.scores = [score_row(example.sample, score) for example, result in results for score in result.scores]
+        self.costs = [_cost_row(example.sample, costs) for example, result in results for costs in result.head_costs]
+        ranked = [(example, ranking) for example, result in results for ranking in result.rankings]
+        self.rankings = [_stored_ranking(example.sample, ranking) for example, ranking in ranked]
         tokenizer = load_model(group.model).tokenizer
-        self.scores = [
-            score_row(example.sample, score)
-            for example, result in results
-            for score in result.scores
-            if (score.method, score.seed) == own
-        ]
-        self.costs = [
-            _cost_row(example.sample, costs)
-            for example, result in results
-            for costs in result.head_costs
-            if (costs.method, costs.seed) == own
-        ]
-        contexts = [(example, context) for example, result in results for context in result.contexts]
         self.contexts = [
-            _stored_context(example, context, group.config.budgets, tokenizer)
-            for example, context in contexts
+            _stored_context(example, ranking, group.config.budgets, tokenizer)
+            for example, ranking in ranked
             if self.describes_examples
-        ]
-        self.rankings = [
-            _stored_ranking(example.sample, context.setting, ranking)
-            for example, context in contexts
-            for ranking in context.rankings
-            if (ranking.method, ranking.seed) == own
         ]
 
     def write(self, shards: Path, name: str) -> Artifact:
@@ -276,24 +269,24 @@ def score_row(sample: Sample, score: Score) -> dict[str, Any]:
 
 
 def _stored_context(
-    example: EncodedSample, context: RankedContext, budgets: Sequence[int], tokenizer: Any
+    example: EncodedSample, ranking: TokenRanking, budgets: Sequence[int], tokenizer: Any
 ) -> StoredContext:
-    sample, num_context = example.sample, cut_sample(example, context.setting).num_context
+    sample, num_context = example.sample, cut_sample(example, ranking.setting).num_context
     return StoredContext(
         sample_id=sample.sample_id,
         benchmark=sample.benchmark,
         task=sample.task,
-        setting=context.setting,
+        setting=ranking.setting,
         budgets=tuple(budgets),
         pieces=tuple(token_pieces((*example.context_ids, *example.question_ids)[:num_context], tokenizer)),
-        importance=context.importance.float().numpy(),
+        importance=ranking.importance.float().numpy(),
     )
 
 
-def _stored_ranking(sample: Sample, setting: str, ranking: TokenRanking) -> StoredRanking:
+def _stored_ranking(sample: Sample, ranking: TokenRanking) -> StoredRanking:
     return StoredRanking(
         sample_id=sample.sample_id,
-        setting=setting,
+        setting=ranking.setting,
         method=ranking.method,
         seed=ranking.seed,
         ranks=ranking.ranks.numpy().astype(np.int32),

@@ -1,15 +1,14 @@
-"""Judging every method at every budget on one example, from one prefill."""
+"""Evaluating every method at every budget, from one prefill of each example."""
 
 from kvpolicy.evaluation.analysis import analyse_example
 from kvpolicy.evaluation.config import EvaluateConfig
-from kvpolicy.evaluation.example import evaluate_example
+from kvpolicy.evaluation.example import EvaluatedExample, evaluate_example, evaluate_examples
 from kvpolicy.evaluation.results import (
     AnalysisResult,
     Contender,
     ExampleResult,
     Finding,
     HeadCosts,
-    RankedContext,
     Score,
     TokenRanking,
 )
@@ -18,12 +17,13 @@ __all__ = [
     "AnalysisResult",
     "Contender",
     "EvaluateConfig",
+    "EvaluatedExample",
     "ExampleResult",
     "Finding",
     "HeadCosts",
-    "RankedContext",
     "Score",
     "TokenRanking",
     "analyse_example",
     "evaluate_example",
+    "evaluate_examples",
 ]

@@ -42,9 +42,12 @@ class Ranked:
             return torch.arange(self.state.num_tokens).expand(self.state.num_heads, -1)
         return kept_by_method(self.contender.method, self.state, self.scores, budget)
 
-    def by_token(self, budgets: Sequence[int]) -> TokenRanking:
+    def by_token(self, setting: str, budgets: Sequence[int]) -> TokenRanking:
         """The order of the context's tokens, and how many of them each head keeps at each budget."""
+        assert self.state.importance is not None
         return TokenRanking(
+            setting=setting,
+            importance=self.state.importance.cpu(),
             method=self.contender.method.name,
             seed=self.contender.seed,
             ranks=retention_ranks(self.scores).cpu(),

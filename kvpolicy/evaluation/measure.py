@@ -1,50 +1,45 @@
-"""What is measured on a batch of compacted caches: fidelity, perplexity, the choice of an option, greedy answers.
+"""What is measured on a batch of compacted caches: fidelity, perplexity, the choice of an option.
 
 All of it runs on the same caches: question and reference answer first, then, the answer forgotten, every option in
-turn, then the model's own answer. `kvpolicy.metrics` says what each figure means.
+turn; greedy answers follow (`kvpolicy.evaluation.answers`). `kvpolicy.metrics` says what each figure means.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.benchmarks.scoring import score_answer, score_options
+from kvpolicy.benchmarks.scoring import score_options
 from kvpolicy.cache import CompactedCache
-from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation.caches import RowBatch
 from kvpolicy.evaluation.continuation import Continuation
-from kvpolicy.metrics import GENERATED_METRICS, kl_divergence, token_log_likelihoods
+from kvpolicy.metrics import kl_divergence, token_log_likelihoods
 from kvpolicy.models.language_model import LanguageModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is measured besides fidelity.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """What was measured on some rows, whose caches are then at the end of the question.
 
     Attributes:
-        metrics: Of the sample's task.
-        answer_tokens: Tokens of a greedy answer; 0 for none.
+        figures: Metric to one figure a row.
+        before_answer: What each row predicts after the question.
     """
 
-    metrics: tuple[str, ...]
-    answer_tokens: int
+    figures: dict[str, list[float]]
+    before_answer: Float[Tensor, "row vocab"]
 
 
-def measure_rows(
-    model: LanguageModel, batch: RowBatch, continuation: Continuation, wanted: Wanted
-) -> dict[str, list[float]]:
-    """Run what follows the context on every row of a batch.
+def measure_rows(model: LanguageModel, batch: RowBatch, continuation: Continuation, metrics: Sequence[str]) -> Measured:
+    """Run what follows the context on every row of a batch, all but answers of its own.
 
     Args:
         model: The language model.
         batch: Rows whose caches of the context have room for what follows.
         continuation: What follows.
-        wanted: What to measure.
-
-    Returns:
-        Metric to one figure a row.
+        metrics: Of the sample's task.
     """
     cut, cache = continuation.cut, batch.cache
     num_kept, num_rows = cache.num_past_tokens, cache.num_rows
@@ -59,16 +54,14 @@ def measure_rows(
     divergence = kl_divergence(continuation.full_logits[1:-1], logits)
     of_answer = divergence[:, max(0, cut.num_question - 1) :]
     figures = {"kl": divergence.mean(dim=1).tolist(), "kl_answer": of_answer.mean(dim=1).tolist()}
-    if "perplexity" in wanted.metrics:
+    if "perplexity" in metrics:
         figures["perplexity"] = _perplexity(continuation, torch.cat([batch.after_context[:, None], logits], dim=1))
     before_answer = logits[:, cut.num_question - 1] if cut.num_question else batch.after_context
     end_of_question = num_kept + cut.num_question
     if continuation.example.option_ids:
         figures |= _option_figures(model, cache, continuation, before_answer, end_of_question)
-    if wanted.answer_tokens:
-        cache.crop(end_of_question)
-        figures |= _answer_figures(model, cache, continuation, before_answer, wanted)
-    return figures
+    cache.crop(end_of_question)
+    return Measured(figures=figures, before_answer=before_answer)
 
 
 def _perplexity(continuation: Continuation, logits: Float[Tensor, "row token vocab"]) -> list[float]:
@@ -101,29 +94,3 @@ def _option_figures(
         likelihoods.append(total)
     rows = [score_options(sample, row) for row in torch.stack(likelihoods, dim=1).tolist()]
     return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _answer_figures(
-    model: LanguageModel,
-    cache: CompactedCache,
-    continuation: Continuation,
-    before_answer: Float[Tensor, "row vocab"],
-    wanted: Wanted,
-) -> dict[str, list[float]]:
-    """How good each row's own greedy answer is."""
-    sample = continuation.example.sample
-
-    def score(tokens: list[int]) -> float:
-        return score_answer(sample, model.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    name = next(metric for metric in wanted.metrics if metric in GENERATED_METRICS)
-    answers = decode_greedily(
-        model,
-        cache,
-        before_answer.argmax(dim=-1),
-        first_position=continuation.cut.num_context + continuation.cut.num_question,
-        max_new_tokens=wanted.answer_tokens,
-        # A reference that was found stays found; other scores may fall again.
-        is_settled=lambda tokens: name == "string_match" and score(tokens) == 1.0,
-    )
-    return {name: [score(answer) for answer in answers]}

@@ -40,34 +40,23 @@ class HeadCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRanking:
-    """The order in which one contender gives up the tokens of a context.
+    """The order in which one contender gives up the tokens of a context, and what the future pays these.
 
     Attributes:
-        method: Whose it is.
+        setting: Which of the example's contexts it is.
+        method: Whose ranking it is.
         seed: Of the method.
         ranks: From 1, kept longest, as `kvpolicy.ranking.retention_ranks`: a head that keeps b tokens keeps ranks to b.
         kept: Tokens that each head keeps at each budget, in the order of the budgets.
+        importance: What the future pays each token (`kvpolicy.attention.importance`), whoever ranks them.
     """
 
+    setting: str
     method: str
     seed: int
     ranks: Int[Tensor, "head token"]
     kept: Int[Tensor, "budget head"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RankedContext:
-    """One context of an example with the attention that its tokens will receive, and everyone's ranking of them.
-
-    Attributes:
-        setting: Which of the example's contexts it is.
-        importance: What the future pays each token (`kvpolicy.attention.importance`).
-        rankings: Of all contenders that evict.
-    """
-
-    setting: str
     importance: Float[Tensor, "head token"]
-    rankings: tuple[TokenRanking, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +66,12 @@ class ExampleResult:
     Attributes:
         scores: Of every contender at every budget.
         head_costs: Of every contender that evicts, in each setting.
-        contexts: Rankings token by token, one for each setting; none where they were not asked for.
+        rankings: Of every contender that evicts, in each setting; none where they were not asked for.
     """
 
     scores: tuple[Score, ...]
     head_costs: tuple[HeadCosts, ...]
-    contexts: tuple[RankedContext, ...]
+    rankings: tuple[TokenRanking, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,6 @@ def test_settled_rows_stop_early_but_only_when_all_are(tiny_model, draw_tokens):
         first,
         first_position=NUM_CONTEXT,
         max_new_tokens=NUM_NEW,
-        is_settled=lambda found: whole[2] in found,
+        is_settled=lambda row, found: whole[2] in found,
     )[0]
     assert early == whole[: len(early)] and 3 <= len(early) < NUM_NEW

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -102,16 +103,16 @@ def test_what_keeps_everything_misses_nothing_and_changes_no_order(model, exampl
 def test_rankings_keep_what_missed_the_mass_that_the_scores_say(model, example, make_contenders, result):
     contenders = make_contenders(model, NAMES)
     asked = {"settings": SETTINGS, "generate": False, "keep_rankings": True}
-    contexts = evaluate_example(model, example, contenders, BUDGETS, **asked).contexts
+    rankings = evaluate_example(model, example, contenders, BUDGETS, **asked).rankings
     missed = {(s.setting, s.method, s.budget): s.value for s in result.scores if s.metric == "missed_mass"}
-    for context in contexts:
-        total = context.importance.sum(dim=1)
-        assert {own.method for own in context.rankings} == set(NAMES) - {"full"}
-        for own in context.rankings:
-            for place, budget in enumerate(BUDGETS):
-                kept = own.ranks <= own.kept[place][:, None]
-                assert kept.sum() == budget * len(total)
-                lost = 1 - (context.importance * kept).sum(dim=1) / total
-                assert float(lost.mean()) == pytest.approx(missed[context.setting, own.method, budget], abs=1e-5)
-    assert [context.setting for context in contexts] == list(SETTINGS)
-    assert not evaluate_example(model, example, contenders, BUDGETS, **{**asked, "keep_rankings": False}).contexts
+    names = {(own.setting, own.method) for own in rankings}
+    assert len(names) == len(rankings)
+    assert names == set(product(SETTINGS, set(NAMES) - {"full"}))
+    for own in rankings:
+        total = own.importance.sum(dim=1)
+        for place, budget in enumerate(BUDGETS):
+            kept = own.ranks <= own.kept[place][:, None]
+            assert kept.sum() == budget * len(total)
+            lost = 1 - (own.importance * kept).sum(dim=1) / total
+            assert float(lost.mean()) == pytest.approx(missed[own.setting, own.method, budget], abs=1e-5)
+    assert not evaluate_example(model, example, contenders, BUDGETS, **{**asked, "keep_rankings": False}).rankings

@@ -11,7 +11,7 @@ from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.ruler import generate
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.cache import CompactedCache
-from kvpolicy.evaluation import Contender, evaluate_example, measure
+from kvpolicy.evaluation import Contender, answers, evaluate_example
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.knorm import KNorm
 from kvpolicy.methods.registry import make_method, method_names
@@ -213,7 +213,7 @@ def test_answers_are_those_of_the_compacted_cache(model, setting, monkeypatch, m
         position = torch.tensor([[len(ids) + step]])
         logits = cache.run(model, torch.tensor([[tokens[-1]]]), position, num_logits=1)[0, 0]
     said = []
-    monkeypatch.setattr(measure, "score_answer", lambda sample, text: said.append(text) or 0.0)
+    monkeypatch.setattr(answers, "score_answer", lambda sample, text: said.append(text) or 0.0)
     monkeypatch.setattr(KNorm, "score", lambda method, state: scores)  # ties in norms would hang on rounding
     evaluate_example(model, example, make_contenders(model, ["full", "knorm"]), [24], settings=[setting])
     assert model.tokenizer.decode(tokens) in said[-2:]  # the last two are the answers of the two rows
