@@ -184,12 +184,12 @@ def read_context(
     contexts = _rows(_read(folder / CONTEXTS, None, where))
     if not contexts:
         return None
-    own = (
+    wanted = (
         (ranked / RANKINGS, [*where, ("method", "=", method), ("seed", "=", seed)])
         for (method, seed), ranked in rankings.items()
     )
-    found = (_stored_ranking(path, row) for path, wanted in own for row in _rows(_read(path, None, wanted)))
-    return replace(_stored_context(folder / CONTEXTS, contexts[0]), rankings=tuple(found))
+    stored = (_stored_ranking(path, row) for path, rows in wanted for row in _rows(_read(path, None, rows)))
+    return replace(_stored_context(folder / CONTEXTS, contexts[0]), rankings=tuple(stored))
 
 
 def is_whole(folder: Path) -> bool:

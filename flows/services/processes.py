@@ -32,6 +32,7 @@ _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 15.0
 _KILL_TIMEOUT_S = 60.0  # many at once, on busy cores
 _POLL_S = 0.05
+_LOADING_POLL_S = 0.001
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever proxy is set
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Refused)\w*: .+$", re.MULTILINE)
 
@@ -135,6 +136,9 @@ def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mappi
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            # Until the program is loaded, its environment reads as empty, which would look like an end.
+            while process.poll() is None and environment_of(process.pid).get(_TOKEN) != token:
+                time.sleep(_LOADING_POLL_S)
             process.returncode = 0  # it is left running on purpose, of which Python would warn
     except OSError as error:
         raise StorageError(f"cannot start the {name}: {error}; check that {log.parent} can be written") from error
