@@ -207,7 +207,7 @@ def _evaluate(group: ExampleGroup, examples: Sequence[EncodedSample]) -> dict[Co
     places = [tasks[:index].count(tasks[index]) for index in range(group.first, group.stop)]  # among those of its task
     contenders = make_contenders(group, str(model.device))
     results: dict[ContenderRef, list[ExampleResult]] = {ref: [] for ref in group.contenders}
-    by_name = {(ref.method, ref.seed): own for ref, own in results.items()}
+    by_name = {(ref.method, ref.seed): kept for ref, kept in results.items()}
     with progress("evaluate", len(examples) * len(contenders), "examples x methods") as advance:
         for contender, evaluated in evaluate_examples(
             model,

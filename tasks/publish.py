@@ -160,8 +160,8 @@ def _repeat_part(task: Callable[[Home, ExampleGroup], list[ShardRef]], record: R
     parameters = record.parameters
     group = EvaluationWork.recorded(record).group((parameters["first"], parameters["stop"]))
     name = (parameters["method"], parameters["method_seed"])
-    own = [place for place, ref in enumerate(group.contenders) if (ref.method, ref.seed) == name]
-    return task(record.home, group.only(own))
+    places = [place for place, ref in enumerate(group.contenders) if (ref.method, ref.seed) == name]
+    return task(record.home, group.only(places))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,12 +240,12 @@ def run_together(
                 failure.add_note(f"stage {stages[missing[0]].name}, run {names}")
                 raise
         seconds = time.monotonic() - started
-        for stage, found in zip(stages, earlier, strict=True):
-            if found is not None and note_skip:
-                _note_skip(home, stage, found, purpose)
+        for stage, earlier_run in zip(stages, earlier, strict=True):
+            if earlier_run is not None and note_skip:
+                _note_skip(home, stage, earlier_run, purpose)
     return [
-        _made(recorders[place], seconds) if found is None else _found(found, seconds)
-        for place, found in enumerate(earlier)
+        _made(recorders[place], seconds) if earlier_run is None else _earlier_run(earlier_run, seconds)
+        for place, earlier_run in enumerate(earlier)
     ]
 
 
