@@ -7,12 +7,12 @@ from flows.pipeline import find_before, pipeline_flow
 from flows.plan import planned, serving
 from flows.request import Request
 from flows.stages import run_works
-from kvpolicy.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
-from storage.catalog import Catalog
+from kvpolicy.training.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.tables import quote
-from tasks.references import TrainedRef
-from tasks.stage import StageOutcome
+from storage.tables.lance_table import quote
+from tasks.framework.references import TrainedRef
+from tasks.framework.stage import StageOutcome
 from tasks.train import TrainingWork
 
 

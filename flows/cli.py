@@ -24,8 +24,8 @@ from flows.commands import (
     watch,
 )
 from flows.commands.pipeline import add_pipeline_commands
-from flows.process import reach_loopback_directly
-from flows.standard_streams import OutputLost, drop_output, prepare_streams, remark
+from flows.runtime.process import reach_loopback_directly
+from flows.runtime.standard_streams import OutputLost, drop_output, prepare_streams, remark
 from storage.errors import StorageError
 
 _INTERRUPTED = 130

@@ -10,19 +10,19 @@ from typing import Any
 
 from prefect import Flow, flow
 
-from flows.figures import draw_figures
-from flows.options import Choices, Runner
+from flows.display.figures import draw_figures
+from flows.display.run_artifact import leave_artifact, leaving_failure
+from flows.display.run_progress import showing_run
+from flows.display.summary import StageReport, summarise
 from flows.plan import planned
 from flows.promotion import decide_after_evaluation
-from flows.run_artifact import leave_artifact, leaving_failure
-from flows.run_progress import showing_run
+from flows.runtime.run_options import Choices, Runner
 from flows.stages import FLOWS, expected_parts, find_all, run_all
-from flows.summary import StageReport, summarise
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
-from kvpolicy.pipeline import Preset
-from tasks.references import EvaluationRef
-from tasks.work import Plan
+from kvpolicy.presets.pipeline_config import Preset
+from tasks.framework.references import EvaluationRef
+from tasks.framework.work import Plan
 
 NO_CHOICES = Choices()
 HERE = Runner()

@@ -3,25 +3,25 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.options import Choices, Runner
-from flows.process import open_home, prepare_process
 from flows.request import Request
 from flows.runners.engagement import engaged
+from flows.runtime.process import open_home, prepare_process
+from flows.runtime.run_options import Choices, Runner
 from flows.stages import run_all
 from kvpolicy.benchmarks.splits import SPLITS
-from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
 from kvpolicy.seeds import MAX_SEED
-from storage.catalog import Catalog
+from kvpolicy.text.chat_format import rendered_formats
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.mlflow_tables import require_experiment
+from storage.mlflow.deletions import require_experiment
 from tasks.checks import check_prompts
-from tasks.loaded_model import load_model
+from tasks.framework.purpose import Purpose, acting_for
+from tasks.framework.stage import note_loaded_code
+from tasks.framework.work import Plan
+from tasks.inputs.loaded_model import load_model
 from tasks.model import register_model
 from tasks.prompts import PromptsWork
-from tasks.purpose import Purpose, acting_for
-from tasks.stage import note_loaded_code
-from tasks.work import Plan
 
 
 @contextmanager

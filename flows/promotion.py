@@ -3,11 +3,13 @@
 from functools import partial
 from itertools import chain
 
-from flows.fan_out import run_parts
-from kvpolicy.comparisons import LEARNED
-from storage.catalog import Catalog
-from storage.promotions import read_history
+from flows.runners.fan_out import run_parts
+from kvpolicy.results.comparisons import LEARNED
+from storage.catalog.catalog import Catalog
+from storage.catalog.promotions import read_history
 from tasks.evaluate import ExampleGroup, evaluate_shard
+from tasks.framework.references import ContenderRef, ShardRef, TrainedRef, trained_ref
+from tasks.framework.work import Plan
 from tasks.promote import (
     champion_config,
     decide_on_challenger,
@@ -17,8 +19,6 @@ from tasks.promote import (
     require_whole,
 )
 from tasks.publish import evaluated_examples
-from tasks.references import ContenderRef, ShardRef, TrainedRef, trained_ref
-from tasks.work import Plan
 
 
 def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: str, evaluation_run_id: str) -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.options import Choices
+from flows.runtime.run_options import Choices
 from kvpolicy.errors import InputError
 from kvpolicy.models.reference import EMBEDDED
-from kvpolicy.pipeline import PipelineConfig, read_config
-from storage.artifacts import Artifact, request_artifact
+from kvpolicy.presets.pipeline_config import PipelineConfig, read_config
 from storage.errors import StorageError
+from storage.lineage.artifacts import Artifact, request_artifact
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,23 @@
 """The stages of the pipeline, in the order in which they run, and running all of one kind.
 
-What a stage is stands beside its tasks (`tasks.work`); `flows.fan_out` knows where parts run.
+What a stage is stands beside its tasks (`tasks.framework.work`); `flows.runners.fan_out` knows where parts run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from flows.fan_out import run_parts
-from flows.run_progress import StageProgress
-from storage.catalog import Catalog
-from storage.requests import mean_seconds
+from flows.display.run_progress import StageProgress
+from flows.runners.fan_out import run_parts
+from storage.catalog.catalog import Catalog
+from storage.catalog.requests import mean_seconds
 from tasks.collect import CollectionWork
+from tasks.framework.stage import StageOutcome, find_completed
+from tasks.framework.work import Plan, Work, checked, stage_name
 from tasks.prompts import PromptsWork
 from tasks.publish import EvaluationWork
 from tasks.soft_tokens import SoftTokenWork
-from tasks.stage import StageOutcome, find_completed
 from tasks.train import TrainingWork
-from tasks.work import Plan, Work, checked, stage_name
 
 Made = tuple[Any, StageOutcome]
 

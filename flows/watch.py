@@ -13,12 +13,12 @@ from prefect import flow
 from prefect.deployments import run_deployment
 from prefect.runtime import deployment
 
-from flows.options import Choices, Runner
 from flows.pipeline import HERE, NO_CHOICES, retrain
-from flows.process import home_path, open_home, prepare_process, watched_sources
+from flows.runtime.process import home_path, open_home, prepare_process, watched_sources
+from flows.runtime.run_options import Choices, Runner
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.model_sources import ModelSource
-from kvpolicy.pipeline import Preset
+from kvpolicy.presets.pipeline_config import Preset
 from storage.home import Home, exclusive, is_held
 from tasks.watch import ATTEMPTS, FAILED, FOUND, STARTED, Sighting, check_model, look_for_models, remember, retry_later
 

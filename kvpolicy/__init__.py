@@ -9,10 +9,10 @@ import pkgutil
 from typing import Any
 
 _PUBLIC = {
-    "Generation": "kvpolicy.generation:Generation",
+    "Generation": "kvpolicy.inference.generation:Generation",
     "InputError": "kvpolicy.errors:InputError",
-    "compressed_generate": "kvpolicy.generation:compressed_generate",
-    "load_model": "kvpolicy.loading:load_model",
+    "compressed_generate": "kvpolicy.inference.generation:compressed_generate",
+    "load_model": "kvpolicy.inference.loading:load_model",
     "load_policy": "kvpolicy.policies.policy_set:load_policy",
 }
 __all__ = list(_PUBLIC)  # the types that editors see are in __init__.pyi

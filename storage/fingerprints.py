@@ -3,8 +3,8 @@
 A stage's key covers its inputs' digests, its parameters and the code that it runs. The code is found without
 importing it: the stage's module and every project module that it imports, directly or not. A module's digest follows
 the meaning of its source: the syntax tree without docstrings, comments and layout, in a form that is the same under
-every release of Python that parses it alike. Not for walking recorded lineage (`storage.graph`), nor for what else
-surrounds a run (`storage.environment`).
+every release of Python that parses it alike. Not for walking recorded lineage (`storage.lineage.graph`), nor for what
+else surrounds a run (`storage.environment`).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Home:
         except UnicodeEncodeError as error:  # neither URIs nor tables can hold it
             raise StorageError(f"home {str(folder)!a} is not text in UTF-8: choose another --home") from error
         if traces is not None:
-            from storage.places import Place
+            from storage.traces.places import Place
 
             traces = Place.at(traces).url
         if mlflow is not None:
@@ -201,8 +201,8 @@ def is_held(home: Home, name: str) -> bool:
 
 
 def _make_store(traces: str) -> None:
-    from storage.places import Place
-    from storage.trace_layout import make_manifest
+    from storage.traces.layout import make_manifest
+    from storage.traces.places import Place
 
     make_manifest(Place.at(traces))
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from kvpolicy.evaluation import AnalysisResult, Finding, analyse_example
-from kvpolicy.sample import Sample
-from storage.catalog import Artifact, RunRecorder
+from kvpolicy.text.sample import Sample
+from storage.catalog.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import read_rows, write_rows
+from storage.tables.parquet import read_rows, write_rows
 from tasks.evaluate import SCORES, ExampleGroup, contender_stages, make_contenders, score_row, shard_refs
-from tasks.loaded_model import load_model
-from tasks.progress import progress
-from tasks.references import ContenderRef, ShardRef
-from tasks.samples import read_encoded
-from tasks.stage import run_together, stage_task
-from tasks.wholeness import are_readable, check_files, declare_kind
+from tasks.framework.progress import progress
+from tasks.framework.references import ContenderRef, ShardRef
+from tasks.framework.stage import run_together, stage_task
+from tasks.framework.wholeness import are_readable, check_files, declare_kind
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded
 
 FINDINGS = "findings.parquet"
 

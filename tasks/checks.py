@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.errors import InputError
-from kvpolicy.pipeline import PipelineConfig
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import cut_sample
-from tasks.loaded_model import load_model
-from tasks.references import ModelRef, PromptsRef
-from tasks.samples import read_encoded, read_samples
-from tasks.stage import stage_task
+from kvpolicy.presets.pipeline_config import PipelineConfig
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import cut_sample
+from tasks.framework.references import ModelRef, PromptsRef
+from tasks.framework.stage import stage_task
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded, read_samples
 
 
 @stage_task("check-prompts")

@@ -8,20 +8,20 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from kvpolicy.collection import CollectConfig, collect_trace
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import cut_sample
-from storage.catalog import Artifact, RunRecorder
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.training.collection import CollectConfig, collect_trace
+from storage.catalog.catalog import Artifact, RunRecorder
 from storage.home import Home
-from storage.traces import TraceSample, TraceStore
-from tasks.loaded_model import load_model
-from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, SnapshotRef, prompts_ref, snapshot_ref
-from tasks.samples import read_encoded, sample_row
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.wholeness import declare_kind
-from tasks.work import Part, Plan, Record, Work
+from storage.traces.store import TraceSample, TraceStore
+from tasks.framework.progress import progress
+from tasks.framework.references import ModelRef, PromptsRef, SnapshotRef, prompts_ref, snapshot_ref
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.wholeness import declare_kind
+from tasks.framework.work import Part, Plan, Record, Work
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded, sample_row
 
 LEARNED_SPLITS = ("train", "validation")
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvpolicy.benchmarks.registry import tasks_of
-from kvpolicy.curves import MEAN_TASK, CurvePoint
 from kvpolicy.methods.registry import method_type
-from storage.catalog import Artifact, Catalog, RunRecorder
+from kvpolicy.results.budget_curves import MEAN_TASK, CurvePoint
+from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.tracking import CurveRun, DatasetRef, Tracking
-from tasks.references import ModelRef, PromptsRef, TrainedRef
+from storage.mlflow.tracking import CurveRun, DatasetRef, Tracking
+from tasks.framework.references import ModelRef, PromptsRef, TrainedRef
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvpolicy.benchmarks.registry import BENCHMARKS
-from kvpolicy.curves import ExampleScore
+from kvpolicy.config.registry import Choice
 from kvpolicy.evaluation import (
     Contender,
     EvaluateConfig,
@@ -25,25 +25,25 @@ from kvpolicy.evaluation import (
     evaluate_examples,
 )
 from kvpolicy.methods.registry import METHODS, make_method, method_type
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import cut_sample
-from kvpolicy.registry import Choice
-from kvpolicy.sample import Sample
+from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.seeds import derive_seed
-from kvpolicy.token_text import token_pieces
-from storage.catalog import Artifact, Catalog, RunRecorder
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.text.sample import Sample
+from kvpolicy.text.token_text import token_pieces
+from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import read_rows, write_rows
+from storage.tables.parquet import read_rows, write_rows
 from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks
 from storage.token_ranks import is_whole as has_whole_ranks
-from tasks.loaded_model import load_model
-from tasks.progress import progress
-from tasks.references import ContenderRef, ModelRef, PromptsRef, ShardRef, TrainedRef
-from tasks.samples import read_encoded, read_samples, sample_row
-from tasks.stage import Stage, StageOutcome, run_together, stage_task
-from tasks.trained import method_parameters
-from tasks.wholeness import are_readable, check_files, declare_kind
+from tasks.framework.progress import progress
+from tasks.framework.references import ContenderRef, ModelRef, PromptsRef, ShardRef, TrainedRef
+from tasks.framework.stage import Stage, StageOutcome, run_together, stage_task
+from tasks.framework.wholeness import are_readable, check_files, declare_kind
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded, read_samples, sample_row
+from tasks.inputs.trained import method_parameters
 
 SCORES, COSTS = "scores.parquet", "costs.parquet"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from kvpolicy.analysis.heads import HeadShapes, head_shapes
 from storage.home import Home
-from storage.traces import TraceStore
-from tasks.references import SnapshotRef
-from tasks.traces import snapshot_rows
+from storage.traces.store import TraceStore
+from tasks.framework.references import SnapshotRef
+from tasks.inputs.stored_traces import snapshot_rows
 
 
 def read_head_shapes(home: Home, snapshot: SnapshotRef, *, split: str) -> HeadShapes:

@@ -10,19 +10,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.errors import InputError
 from kvpolicy.models.folder_check import require_loadable_folder
 from kvpolicy.models.model_folder import TEMPLATES, is_content, new_model_folder
 from kvpolicy.models.reference import ModelReference, default_cache, find_model, resolve_model
 from kvpolicy.models.registered import RegisteredName, is_registered, model_parts, registered_place
-from kvpolicy.specs import ModelSpec
-from storage.catalog import Artifact, Catalog
+from storage.catalog.catalog import Artifact, Catalog
 from storage.errors import StorageError
 from storage.home import Home
-from storage.registered_models import ModelVersion, RegisteredModels
-from tasks.loaded_model import load_folder
-from tasks.references import ModelRef
-from tasks.stage import stage_task
+from storage.mlflow.registered_models import ModelVersion, RegisteredModels
+from tasks.framework.references import ModelRef
+from tasks.framework.stage import stage_task
+from tasks.inputs.loaded_model import load_folder
 
 
 @stage_task("register-model")

@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvpolicy.comparisons import LEARNED
-from kvpolicy.curves import ExampleScore
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
-from storage.catalog import Catalog, RunRecorder
+from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.comparisons import LEARNED
+from kvpolicy.results.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
+from storage.catalog.catalog import Catalog, RunRecorder
+from storage.catalog.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history
 from storage.home import Home, exclusive
-from storage.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history
-from storage.tables import quote
-from storage.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.tables.lance_table import quote
 from tasks.evaluate import read_scores
-from tasks.references import ModelRef, ShardRef, TrainedRef
+from tasks.framework.references import ModelRef, ShardRef, TrainedRef
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.wholeness import is_whole
 from tasks.registration import ensure_registered
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.wholeness import is_whole
 
 Row = Mapping[str, Any]
 _DECISIVE = "query_agnostic"

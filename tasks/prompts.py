@@ -8,21 +8,21 @@ from typing import Any, ClassVar, Self
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.benchmarks.splits import SPLITS
-from kvpolicy.chat_format import rendered_formats
+from kvpolicy.config.registry import Choice
 from kvpolicy.errors import InputError
-from kvpolicy.pipeline import PipelineConfig
-from kvpolicy.registry import Choice
-from kvpolicy.sample import Sample
-from storage.catalog import Artifact, RunRecorder
+from kvpolicy.presets.pipeline_config import PipelineConfig
+from kvpolicy.text.chat_format import rendered_formats
+from kvpolicy.text.sample import Sample
+from storage.catalog.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import write_rows
-from tasks.loaded_model import load_model
-from tasks.progress import LOGGER
-from tasks.references import ModelRef, PromptsRef, prompts_ref
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.wholeness import are_readable, check_files, declare_kind
-from tasks.work import Plan, Record, Work
+from storage.tables.parquet import write_rows
+from tasks.framework.progress import LOGGER
+from tasks.framework.references import ModelRef, PromptsRef, prompts_ref
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.wholeness import are_readable, check_files, declare_kind
+from tasks.framework.work import Plan, Record, Work
+from tasks.inputs.loaded_model import load_model
 
 declare_kind("prompts", check_files(are_readable()))
 
@@ -43,7 +43,7 @@ def prompts_stage(
         model: Whose tokens are counted.
         config: What the prompts are about.
         texts: Digests of the outside files that the configuration names.
-        formats: What the model's chat template renders (`kvpolicy.chat_format.rendered_formats`).
+        formats: What the model's chat template renders (`kvpolicy.text.chat_format.rendered_formats`).
         split: `train`, `validation` or `test`.
         num_samples_per_task: Samples of each task.
         seed: Of the set.

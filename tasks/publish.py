@@ -9,22 +9,21 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from kvpolicy.comparisons import Comparison, beats_all, compare_methods
-from kvpolicy.curves import budget_curves, resample_scores
+from kvpolicy.config.registry import Choice
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.metrics import METRICS
-from kvpolicy.pipeline import PipelineConfig
-from kvpolicy.registry import Choice
-from kvpolicy.statistics import Bootstrap, Interval
-from storage.catalog import Artifact, RunRecorder
+from kvpolicy.presets.pipeline_config import PipelineConfig
+from kvpolicy.results.budget_curves import budget_curves, resample_scores
+from kvpolicy.results.comparisons import Comparison, beats_all, compare_methods
+from kvpolicy.results.metrics import METRICS
+from kvpolicy.results.statistics import Bootstrap, Interval
+from storage.catalog.catalog import Artifact, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 from tasks.analyse import analyse_shard, read_findings
 from tasks.curve_runs import Evaluation, publish_curves_of, start_evaluation
 from tasks.evaluate import ExampleGroup, chosen, contender_refs, evaluate_shard, read_costs, read_scores
-from tasks.model import model_spec
-from tasks.references import (
+from tasks.framework.references import (
     EvaluationRef,
     ModelRef,
     PromptsRef,
@@ -33,9 +32,10 @@ from tasks.references import (
     prompts_ref,
     trained_ref,
 )
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.wholeness import check_files, declare_kind
-from tasks.work import Part, Plan, Record, Work, slices
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.wholeness import check_files, declare_kind
+from tasks.framework.work import Part, Plan, Record, Work, slices
+from tasks.model import model_spec
 
 Published = tuple[EvaluationRef, StageOutcome]
 

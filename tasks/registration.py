@@ -3,12 +3,12 @@
 The catalog is the record: whatever MLflow has lost of a policy set is made again of it.
 """
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
-from storage.mlflow_tables import has_run
-from storage.tables import quote
-from storage.tracking import POLICY_SET_TAG, Tracking
+from storage.mlflow.deletions import has_run
+from storage.mlflow.tracking import POLICY_SET_TAG, Tracking
+from storage.tables.lance_table import quote
 
 
 def register_policy_set(home: Home, policy_set_id: str, *, model_id: str, snapshot_id: str, run_id: str) -> None:

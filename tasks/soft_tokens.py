@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from kvpolicy.policies.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
-from storage.catalog import RunRecorder
+from kvpolicy.training.soft_token_training import SoftTokenConfig, make_lesson, train_soft_tokens
+from storage.catalog.catalog import RunRecorder
 from storage.home import Home
-from tasks.loaded_model import load_model
-from tasks.progress import progress
-from tasks.references import ModelRef, PromptsRef, TrainedRef, prompts_ref, trained_ref
-from tasks.samples import read_encoded
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.trained import save_trained
-from tasks.work import Plan, Record, Work
+from tasks.framework.progress import progress
+from tasks.framework.references import ModelRef, PromptsRef, TrainedRef, prompts_ref, trained_ref
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.work import Plan, Record, Work
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded
+from tasks.inputs.trained import save_trained
 
 
 def soft_tokens_stage(

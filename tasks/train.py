@@ -11,27 +11,27 @@ from typing import Any, ClassVar, Self
 import torch
 
 from kvpolicy.analysis.heads import HeadShapes
+from kvpolicy.config.registry import Choice
 from kvpolicy.objectives.registry import OBJECTIVES
-from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.policies.agent import BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy
-from kvpolicy.registry import Choice
-from kvpolicy.training import StepRecord, TrainConfig, train_agents
-from storage.catalog import Artifact, Catalog, RunRecorder
+from kvpolicy.presets.pipeline_config import PipelineConfig
+from kvpolicy.training.policy_training import StepRecord, TrainConfig, train_agents
+from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.home import Home
-from storage.traces import TraceStore
-from storage.tracking import DatasetRef, Tracking
+from storage.mlflow.tracking import DatasetRef, Tracking
+from storage.traces.store import TraceStore
+from tasks.framework.progress import progress
+from tasks.framework.references import ModelRef, SnapshotRef, TrainedRef, snapshot_ref, trained_ref
+from tasks.framework.stage import Stage, StageOutcome, run_stage, stage_task
+from tasks.framework.work import Part, Plan, Record, Work, slices
 from tasks.head_shapes import head_pair_rows, read_head_shapes, shape_of_head
+from tasks.inputs.stored_traces import shuffled_batches, single_batches, snapshot_rows
+from tasks.inputs.trained import save_trained
 from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
-from tasks.progress import progress
-from tasks.references import ModelRef, SnapshotRef, TrainedRef, snapshot_ref, trained_ref
 from tasks.registration import register_policy_set
-from tasks.stage import Stage, StageOutcome, run_stage, stage_task
-from tasks.traces import shuffled_batches, single_batches, snapshot_rows
-from tasks.trained import save_trained
 from tasks.training_memory import training_bytes
-from tasks.work import Part, Plan, Record, Work, slices
 
 TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 

@@ -4,7 +4,7 @@ Where it is too low all the same, training takes a step again with fewer heads a
 """
 
 from kvpolicy.policies.agent import PAPER_TABLE_ROWS
-from kvpolicy.training import TrainConfig
+from kvpolicy.training.policy_training import TrainConfig
 
 _FLOAT_BYTES = 4
 _CONTEXT_BYTES = 2**30  # what CUDA and its libraries take for a process

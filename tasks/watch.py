@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicy.errors import InputError, first_line
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.model_sources import HUB, REGISTRY, Candidate, ModelSource
 from kvpolicy.models.registered import RegisteredName
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
-from storage.registered_models import RegisteredModels
-from storage.tables import quote
+from storage.mlflow.registered_models import RegisteredModels
+from storage.tables.lance_table import quote
+from tasks.framework.stage import stage_task
 from tasks.model import find, resolve
-from tasks.stage import stage_task
 
 WAITING, FOUND, KNOWN, UNSUPPORTED, STARTED, FAILED = "waiting", "found", "known", "unsupported", "started", "failed"
 ATTEMPTS = 3

@@ -18,7 +18,8 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Also for the processes that tests start: sums in float32 differ with the number of threads, and runs are compared.
 os.environ["OMP_NUM_THREADS"] = "2"
-# Before Prefect sets its logging up, which any test may be the first to do: the command's own choice (flows.process).
+# Before Prefect sets its logging up, which any test may be the first to do: as the command does
+# (flows.runtime.process).
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 # Under a shell's background job SIGINT is ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import torch
 
-from flows.process import reach_loopback_directly
+from flows.runtime.process import reach_loopback_directly
 from tests.object_store import credentials, make_bucket, s3_server
 
 # Tests ask servers of their own, whatever proxy is set where they run.
@@ -127,7 +128,7 @@ def embedded_model_folder() -> Path:
 @pytest.fixture(scope="session")
 def embedded_model(embedded_model_folder: Path) -> Any:
     """The embedded model in bfloat16."""
-    from kvpolicy.loading import load_language_model
+    from kvpolicy.inference.loading import load_language_model
 
     return load_language_model(embedded_model_folder)
 
@@ -150,7 +151,7 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 @pytest.fixture(scope="session")
 def tiny_model(tiny_model_folder: Callable[..., Path]) -> Callable[..., Any]:
     """Loads small random models in float32: `tiny_model("qwen3")`; of two calls alike the second is free."""
-    from kvpolicy.loading import load_language_model
+    from kvpolicy.inference.loading import load_language_model
 
     loaded: dict[tuple[Path, str], Any] = {}
 
@@ -185,7 +186,7 @@ def eager_network(tiny_model_folder: Callable[..., Path]) -> Callable[..., torch
 def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database of a new home, to be copied: making one takes seconds."""
     from storage.home import Home
-    from storage.tracking import Tracking
+    from storage.mlflow.tracking import Tracking
 
     home = Home.open(tmp_path_factory.mktemp("mlflow") / "home")
     Tracking(home).prepare()

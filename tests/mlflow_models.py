@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.home import Home
-from storage.mlflow_client import open_client
+from storage.mlflow.client import open_client
 
 
 def log_transformers(home: Home, folder: Path, name: str, **options: Any) -> str:

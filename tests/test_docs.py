@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dashboards import styles
-from kvpolicy.curves import MEAN_TASK, CurvePoint
+from dashboards.figures import styles
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.metrics import LOWER_IS_BETTER, METRICS
-from kvpolicy.pipeline import load_preset, preset_names
-from kvpolicy.statistics import Interval
-from kvpolicy.training import StepRecord
+from kvpolicy.presets.pipeline_config import load_preset, preset_names
+from kvpolicy.results.budget_curves import MEAN_TASK, CurvePoint
+from kvpolicy.results.metrics import LOWER_IS_BETTER, METRICS
+from kvpolicy.results.statistics import Interval
+from kvpolicy.training.policy_training import StepRecord
 from tasks.curve_runs import _metrics
 from tasks.train import _plain, _training_curves
 

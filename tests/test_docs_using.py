@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvpolicy import Generation, load_model
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from tasks.trained import save_trained
+from tasks.inputs.trained import save_trained
 from tests.drawn_policy import draw_policy
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dashboards.app.content import Nothing
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
-from dashboards.formats import moment
-from dashboards.styles import setting_label
-from dashboards.tables import Link
+from dashboards.figures.styles import setting_label
+from dashboards.rendering.formats import moment
+from dashboards.rendering.table import Link
 
 FindServices = Callable[[], Mapping[str, str]]
 """Gives the URLs of Prefect's and MLflow's pages, as `prefect` and `mlflow`, of those that run."""

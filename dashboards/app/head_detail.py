@@ -8,9 +8,9 @@ from dashboards.app.content import Nothing
 from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
-from dashboards.drawing import GREY, Figure, log_axis, new_drawing
-from dashboards.formats import number
-from dashboards.styles import LEARNED, style_of
+from dashboards.figures.drawing import GREY, Figure, log_axis, new_drawing
+from dashboards.figures.styles import LEARNED, style_of
+from dashboards.rendering.formats import number
 from storage.token_ranks import StoredContext
 
 RANK = "kvp evaluate --set evaluate.num_ranked=1"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dashboards.app.comparing import CompareScores, ComparisonQuestion
-from storage.catalog import Artifact, Catalog
+from storage.catalog.catalog import Artifact, Catalog
 from storage.home import Home
-from storage.tables import quote
+from storage.tables.lance_table import quote
 from storage.token_ranks import StoredContext, list_contexts, list_rankings, read_context
 
 T = TypeVar("T")

@@ -27,15 +27,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dashboards.app.choosing import FindServices
 from dashboards.app.comparing import CompareScores, compare_nothing
 from dashboards.app.content import Nothing, Page
-from dashboards.app.curves import curves_file, curves_page
-from dashboards.app.heads import heads_page
-from dashboards.app.lineage import lineage_page
+from dashboards.app.curves_page import curves_file, curves_page
+from dashboards.app.heads_page import heads_page
+from dashboards.app.lineage_page import lineage_page
 from dashboards.app.records import Records
-from dashboards.app.rendering import NAVIGATION, render
-from dashboards.app.runs import runs_page
+from dashboards.app.responses import NAVIGATION, render
+from dashboards.app.runs_page import runs_page
 from dashboards.app.selection import Selection
-from dashboards.app.similarity import similarity_page
-from dashboards.app.tokens import tokens_page
+from dashboards.app.similarity_page import similarity_page
+from dashboards.app.tokens_page import tokens_page
 from storage.errors import StorageError, one_line
 from storage.home import Home
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.drawing import cell, log_axis, new_drawing, new_grid
-from dashboards.series import Panel, value_axis, value_label
-from dashboards.styles import LEARNED, method_order, style_of
+from dashboards.figures.drawing import cell, log_axis, new_drawing, new_grid
+from dashboards.figures.series import Panel, value_axis, value_label
+from dashboards.figures.styles import LEARNED, method_order, style_of
 
 _COLUMNS = 3
 

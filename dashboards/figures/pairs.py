@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import dendrogram, leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from dashboards.drawing import DIVERGING, GREY, Figure, new_drawing
-from dashboards.formats import NOTHING, is_number, number
-from dashboards.tables import Table, table
+from dashboards.figures.drawing import DIVERGING, GREY, Figure, new_drawing
+from dashboards.rendering.formats import NOTHING, is_number, number
+from dashboards.rendering.table import Table, table
 
 _MOST_WITH_TREE = 256  # more heads are told apart neither in a tree nor by their names
 _MOST_TICKS = 45

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.formats import counted, interval, listed, number, percent
-from dashboards.series import MEAN_TASK, Panel
-from dashboards.styles import ANALYSES, LOWER_IS_BETTER, in_order, method_order, metric_order
+from dashboards.figures.series import MEAN_TASK, Panel
+from dashboards.figures.styles import ANALYSES, LOWER_IS_BETTER, in_order, method_order, metric_order
+from dashboards.rendering.formats import counted, interval, listed, number, percent
 
 Row = Mapping[str, Any]
 

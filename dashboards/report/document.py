@@ -6,8 +6,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dashboards.drawing import Figure
-from dashboards.tables import Table
+from dashboards.figures.drawing import Figure
+from dashboards.rendering.table import Table
 
 BETTER_MARK, WORSE_MARK, UNDECIDED_MARK = "▲", "▼", "·"
 MARKS = {"better": BETTER_MARK, "worse": WORSE_MARK, "undecided": UNDECIDED_MARK}

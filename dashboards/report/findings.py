@@ -5,14 +5,14 @@ from typing import Any
 
 from plotly.colors import sample_colorscale
 
-from dashboards.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
 from dashboards.figures.curves import budget_axis
-from dashboards.formats import NOTHING, samples, with_interval
+from dashboards.figures.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
+from dashboards.figures.styles import in_order, method_order, style_of
+from dashboards.rendering.formats import NOTHING, samples, with_interval
+from dashboards.rendering.table import Table, table
 from dashboards.report.claims import Row
 from dashboards.report.document import Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
-from dashboards.styles import in_order, method_order, style_of
-from dashboards.tables import Table, table
 
 _NESTED = {
     "overlap": "share of the smaller set that both choices have",

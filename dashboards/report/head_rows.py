@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dashboards.figures.heads import Heads
-from dashboards.formats import is_number
+from dashboards.figures.head_maps import Heads
+from dashboards.rendering.formats import is_number
 from dashboards.report.claims import Row
 from dashboards.report.view import Place, ReportView
 

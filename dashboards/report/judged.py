@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dashboards.formats import NOTHING, counted, duration, listed, number
+from dashboards.figures.styles import method_order
+from dashboards.rendering.formats import NOTHING, counted, duration, listed, number
+from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.rows import Training
+from dashboards.report.evaluation_rows import Training
 from dashboards.report.view import ReportView, section, short
-from dashboards.styles import method_order
-from dashboards.tables import Table, table
-from storage.differences import flat
-from storage.graph import LineageNode
+from storage.catalog.run_differences import flat
+from storage.lineage.graph import LineageNode
 
 
 @section("judged", "What was judged")

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from dashboards.drawing import DIVERGING, Figure, cell, new_grid
-from dashboards.formats import NOTHING
+from dashboards.figures.drawing import DIVERGING, Figure, cell, new_grid
+from dashboards.figures.styles import in_order, short_metric
+from dashboards.rendering.formats import NOTHING
+from dashboards.rendering.table import Table, table
 from dashboards.report.claims import Row, ordered_metrics
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
 from dashboards.report.wins import REMEDY
-from dashboards.styles import in_order, short_metric
-from dashboards.tables import Table, table
 
 _COLUMNS = 3
 _MARKS = {verdict: mark for verdict, mark in MARKS.items() if verdict != "undecided"}

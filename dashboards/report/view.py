@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
+from dashboards.figures.series import MEAN_TASK, Panel, make_panels
+from dashboards.figures.styles import place_label, short_metric
 from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
 from dashboards.report.document import Block, Section
-from dashboards.report.rows import ReportRows
-from dashboards.series import MEAN_TASK, Panel, make_panels
-from dashboards.styles import place_label, short_metric
+from dashboards.report.evaluation_rows import ReportRows
 
 Place = tuple[str, str]
 """A benchmark and a setting, which no figure mixes."""

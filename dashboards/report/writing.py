@@ -8,18 +8,18 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from dashboards.curves import replace_file
-from dashboards.drawing import Figure
-from dashboards.rendering import render_template
-from dashboards.report.curves import curves_section, reward_section
+from dashboards.figures.curve_picture import replace_file
+from dashboards.figures.drawing import Figure
+from dashboards.rendering.pages import render_template
+from dashboards.report.curves_section import curves_section, reward_section
 from dashboards.report.document import Document
+from dashboards.report.evaluation_rows import ReportRows
 from dashboards.report.findings import findings_section
-from dashboards.report.heads import heads_section
+from dashboards.report.heads_section import heads_section
 from dashboards.report.judged import judged_section
-from dashboards.report.lineage import lineage_section
+from dashboards.report.lineage_section import lineage_section
 from dashboards.report.matrix import matrix_section
-from dashboards.report.rows import ReportRows
-from dashboards.report.training import training_section
+from dashboards.report.training_section import training_section
 from dashboards.report.view import ReportView
 from dashboards.report.wins import headlines, wins_section
 

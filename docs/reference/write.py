@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from flows.cli import app
-from kvpolicy.pipeline import PipelineConfig, load_preset, preset_names
-from kvpolicy.settings import meanings
-from storage.schemas import TABLES
-from storage.views import VIEWS
+from kvpolicy.config.settings import meanings
+from kvpolicy.presets.pipeline_config import PipelineConfig, load_preset, preset_names
+from storage.tables.schemas import TABLES
+from storage.tables.views import VIEWS
 
 FOLDER = Path(__file__).parent
 _HEAD = "<!-- Written by `make docs` from the code: change it there. -->"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
-from flows.process import home_path
+from flows.runtime.process import home_path
 from storage.home import Home
 
 
@@ -29,8 +29,8 @@ def sql(
     output: Annotated[Format, typer.Option("--format", help="How to print the rows")] = Format.table,
 ) -> None:
     """Ask the catalog in SQL; `SELECT * FROM views` shows the ready-made views."""
-    from flows.printing import print_rows
-    from storage.catalog import Catalog
+    from flows.display.printing import print_rows
+    from storage.catalog.catalog import Catalog
 
     if (query is None) == (file is None):
         raise typer.BadParameter("give one query, or --file with one")
@@ -47,9 +47,9 @@ def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     Writing does this by itself, little by little. Every earlier version stays readable.
     """
-    from flows.printing import print_records
-    from storage.catalog import Catalog
-    from storage.traces import TraceStore
+    from flows.display.printing import print_records
+    from storage.catalog.catalog import Catalog
+    from storage.traces.store import TraceStore
 
     opened = Home.open(home_path(home), create=False)
     files = {**Catalog(opened).compact(), "manifest": TraceStore(opened.traces).compact()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.options import HomeOption
-from flows.process import configure_libraries, home_path
+from flows.runtime.process import configure_libraries, home_path
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def compare_scores(home: Home, question: "ComparisonQuestion") -> list[dict[str,
     Returns:
         Rows like those of the table `comparisons`; none if the scores of the samples are lost.
     """
-    from kvpolicy.comparisons import compare_methods
-    from kvpolicy.curves import MEAN_TASK, resample_scores
-    from storage.catalog import Catalog
-    from tasks.stored_scores import stored_bootstrap, stored_scores
+    from kvpolicy.results.budget_curves import MEAN_TASK, resample_scores
+    from kvpolicy.results.comparisons import compare_methods
+    from storage.catalog.catalog import Catalog
+    from tasks.inputs.stored_scores import stored_bootstrap, stored_scores
 
     catalog = Catalog(home)
     wanted = {"benchmark": question.benchmark, "setting": question.setting, "metric": question.metric}

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
-from flows.standard_streams import remark
+from flows.runtime.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
+from flows.runtime.standard_streams import remark
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from kvpolicy.generation import Generation
+    from kvpolicy.inference.generation import Generation
     from kvpolicy.models.reference import ModelReference
 
 _STANDARD_INPUT = "-"
@@ -45,11 +45,11 @@ def generate(
     prompts = [_read(place) for place in prompt_file]
     with standard_output_kept_clean():
         prepare_process()
-        from kvpolicy.chat_format import prompt_format
-        from kvpolicy.generation import compressed_generate
-        from kvpolicy.loading import load_model
-        from tasks.policies import find_policy, policy_folder
-        from tasks.progress import LOGGER
+        from kvpolicy.inference.generation import compressed_generate
+        from kvpolicy.inference.loading import load_model
+        from kvpolicy.text.chat_format import prompt_format
+        from tasks.framework.progress import LOGGER
+        from tasks.inputs.policies import find_policy, policy_folder
 
         opened = None if policy_folder(policy) else _home_of(policy, home)
         reference = _find_model(model, home)
@@ -174,7 +174,7 @@ def _print_both(place: str, budget: int, compressed: "Generation", full: "Genera
     from rich.table import Table
     from rich.text import Text
 
-    from flows.printing import console
+    from flows.display.printing import console
 
     table = Table(title=Text(place), header_style="bold", box=None, padding=(0, 2))
     for name in ("", "full cache", f"budget {budget}", "gain"):

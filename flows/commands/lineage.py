@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import home_path
+from flows.runtime.process import home_path
 from storage.errors import StorageError
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from storage.catalog import Catalog
-    from storage.graph import LineageGraph
+    from storage.catalog.catalog import Catalog
+    from storage.lineage.graph import LineageGraph
 
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="An artifact, a run, an MLflow run, or 6+ first characters")
@@ -34,7 +34,7 @@ def lineage(
     ] = None,
 ) -> None:
     """Show what something came from, or what came from it."""
-    from storage.graph import render_tree
+    from storage.lineage.graph import render_tree
 
     if up and down:
         raise typer.BadParameter("choose one of --up and --down")
@@ -56,8 +56,8 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show what differs between two runs: inputs, parameters, code, environment, and results that moved."""
-    from flows.printing import print_records
-    from storage.differences import compare_runs
+    from flows.display.printing import print_records
+    from storage.catalog.run_differences import compare_runs
 
     differences = compare_runs(_catalog(home), first, second)
     if differences or as_json:
@@ -74,9 +74,9 @@ def openlineage(
     send: Annotated[bool, typer.Option("--send", help="Send them to the configured receiver")] = False,
 ) -> None:
     """Make the OpenLineage events of recorded runs again, one JSON object a line; docs/lineage.md describes them."""
-    from storage.openlineage_delivery import event_lines, send_events
-    from storage.openlineage_events import run_events
-    from storage.recorded_runs import recorded_runs
+    from storage.catalog.recorded_runs import recorded_runs
+    from storage.openlineage.delivery import event_lines, send_events
+    from storage.openlineage.events import run_events
 
     catalog = _catalog(home)
     runs = None if any_id is None else [n.id for n in catalog.lineage(any_id).nodes.values() if n.kind == "run"]
@@ -88,16 +88,16 @@ def openlineage(
 
 
 def _catalog(home: str | None) -> "Catalog":
-    from storage.catalog import Catalog
+    from storage.catalog.catalog import Catalog
 
     return Catalog(Home.open(home_path(home), create=False))
 
 
 def _renderer(out: Path) -> "Callable[[LineageGraph], str]":
     """What makes the content of a file that is named so."""
-    from dashboards.lineage_drawing import draw_lineage
-    from dashboards.lineage_page import render_lineage_page
-    from storage.provenance import render_provenance
+    from dashboards.lineage.page import render_lineage_page
+    from dashboards.lineage.picture import draw_lineage
+    from storage.lineage.provenance import render_provenance
 
     renderers: dict[str, Callable[[LineageGraph], str]] = {
         ".svg": lambda graph: draw_lineage(graph).svg,

@@ -1,13 +1,13 @@
 """The commands that say what there is: `methods`, `benchmarks` and `models`."""
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import home_path
+from flows.runtime.process import home_path
 from storage.home import Home
 
 
 def methods(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the eviction methods."""
-    from flows.printing import print_records
+    from flows.display.printing import print_records
     from kvpolicy.methods.registry import method_names, method_type
 
     del home  # every command takes it; this one needs none
@@ -20,7 +20,7 @@ def methods(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the benchmarks and their tasks."""
-    from flows.printing import print_records
+    from flows.display.printing import print_records
     from kvpolicy.benchmarks.registry import benchmark_names, tasks_of
 
     del home
@@ -42,8 +42,8 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the models that this home knows."""
-    from flows.printing import print_rows
-    from storage.catalog import Catalog
+    from flows.display.printing import print_rows
+    from storage.catalog.catalog import Catalog
 
     columns = "model_id, name, source, revision, architecture, num_layers, num_kv_heads, head_dim, max_positions"
     rows = Catalog(Home.open(home_path(home), create=False)).sql(f"SELECT {columns} FROM models ORDER BY created_at")

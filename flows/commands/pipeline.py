@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
-from flows.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
-from flows.services.server import own_server
+from flows.runtime.process import configure_libraries, open_home, point_prefect_at, standard_output_kept_clean
+from flows.services.prefect_server import own_server
 from storage.home import Home
 
 Report = Callable[[Home, Any, bool], None]
@@ -49,9 +49,9 @@ def _maker(flow: str, report: Report) -> Callable[[], Callable[..., None]]:
 def _pipeline_command(flow: str, report: Report) -> Callable[..., None]:
     """A command that runs a flow and reports what it returned; all of them take the same options."""
     configure_libraries()
-    from flows.options import Choices, Runner
     from flows.runners.clusters import check_runner
-    from kvpolicy.pipeline import preset_names
+    from flows.runtime.run_options import Choices, Runner
+    from kvpolicy.presets.pipeline_config import preset_names
 
     kinds = {name: get_args(kind)[0] for name, kind in get_type_hints(Choices, include_extras=True).items()}
 
@@ -95,7 +95,7 @@ def _pipeline_command(flow: str, report: Report) -> Callable[..., None]:
 
 def _derived(choices: type, runner: type) -> Iterator[inspect.Parameter]:
     """The options of choices and runner, as their fields are declared."""
-    from kvpolicy.settings import bare_type, field_types, meanings
+    from kvpolicy.config.settings import bare_type, field_types, meanings
 
     for name, annotated in get_type_hints(choices, include_extras=True).items():
         kind, field = get_args(annotated)
@@ -127,7 +127,7 @@ def _entries(name: str, given: Any, kind: Any) -> Any:
 
 
 def _report_run(home: Home, stages: Any, as_json: bool) -> None:
-    from flows.summary import print_summary, summarise
+    from flows.display.summary import print_summary, summarise
 
     summary = summarise(home, stages)
     if as_json:
@@ -140,13 +140,13 @@ def _report_stage(home: Home, stage: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"home": str(home.path), **vars(stage)}))
     else:
-        from flows.summary import print_stage
+        from flows.display.summary import print_stage
 
         print_stage(home, stage)
 
 
 def _report_ablation(home: Home, rows: Any, as_json: bool) -> None:
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     del home
     records = [

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
+from flows.runtime.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from storage.catalog import Catalog
+    from storage.catalog.catalog import Catalog
 
 ReasonOption = Annotated[str, typer.Option(help="Why, for the record", metavar="TEXT")]
 
@@ -28,8 +28,8 @@ def promote(
     """Make a policy set the champion of its model, whatever was decided on it."""
     opened = _opened(home)
     with standard_output_kept_clean():
-        from storage.catalog import Catalog
-        from storage.promotions import MANUAL
+        from storage.catalog.catalog import Catalog
+        from storage.catalog.promotions import MANUAL
         from tasks.promote import promote_by_hand
 
         catalog = Catalog(opened)
@@ -53,7 +53,7 @@ def rollback(
     """Make the champion before the present one champion again; a second time the one before that."""
     opened = _opened(home)
     with standard_output_kept_clean():
-        from storage.catalog import Catalog
+        from storage.catalog.catalog import Catalog
         from tasks.promote import roll_back
 
         catalog = Catalog(opened)
@@ -70,7 +70,7 @@ def _opened(home: str | None) -> Home:
 
 
 def _only_challenger(catalog: "Catalog") -> str:
-    from storage.promotions import read_history
+    from storage.catalog.promotions import read_history
 
     return read_history(catalog, _only_model(catalog, "promote")).challenger or _refuse(
         "promote: no evaluation has made a challenger here: name a policy set"
@@ -79,7 +79,7 @@ def _only_challenger(catalog: "Catalog") -> str:
 
 def _only_model(catalog: "Catalog", command: str) -> str:
     """Digest of the one model that there are decisions on."""
-    from storage.promotions import decided_models
+    from storage.catalog.promotions import decided_models
 
     digests = decided_models(catalog)
     if len(digests) == 1:
@@ -105,7 +105,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _model_names(catalog: "Catalog", digest: str) -> str:
-    from storage.tables import quote
+    from storage.tables.lance_table import quote
 
     rows = catalog.rows("models", f"digest = {quote(digest)}", ["model_id", "name"])
     return f"{rows[0]['name']} ({rows[0]['model_id']})" if rows else digest[:16]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
-from flows.services.server import own_server
+from flows.runtime.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
+from flows.services.prefect_server import own_server
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from flows.repetition import Repetition
+    from flows.replay.repetition import Repetition
 
 _DIFFERS = 1  # exit status of a repetition that came to something else
 
@@ -23,10 +23,10 @@ def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
     opened = Home.open(home_path(home), create=False)
     point_prefect_at(opened.path)
     with standard_output_kept_clean():
-        from flows.printing import print_records
-        from flows.staleness import LABELS, stale_stages
-        from storage.catalog import Catalog
-        from storage.requests import recorded_requests
+        from flows.display.printing import print_records
+        from flows.replay.staleness import LABELS, stale_stages
+        from storage.catalog.catalog import Catalog
+        from storage.catalog.requests import recorded_requests
 
         requests = recorded_requests(Catalog(opened), LABELS)
         stages = stale_stages(opened, requests)
@@ -46,7 +46,7 @@ def rerun(
     opened = Home.open(home_path(home), create=False)
     point_prefect_at(opened.path)
     with standard_output_kept_clean(), own_server(opened) as wait_for_server:
-        from flows import recorded, repetition
+        from flows.replay import recorded, repetition
 
         original = recorded.find_original(opened, run)  # whatever is wrong with it is said before the server is there
         wait_for_server()
@@ -60,7 +60,7 @@ def rerun(
 
 
 def _print(outcome: "Repetition") -> None:
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     verdict = "identical, to the last digit" if outcome.identical else "different"
     print(f"{outcome.run} repeats {outcome.repeats} ({outcome.stage}, {outcome.seconds:.1f} s): {verdict}")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.options import HomeOption
-from flows.process import configure_libraries, home_path
+from flows.runtime.process import configure_libraries, home_path
 from storage.errors import StorageError, one_line
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from dashboards.report.rows import ReportRows, Training
-    from storage.catalog import Catalog
+    from dashboards.report.evaluation_rows import ReportRows, Training
+    from storage.catalog.catalog import Catalog
 
 
 def report(
@@ -32,10 +32,10 @@ def report(
 ) -> None:
     """Write a report of one evaluation: its figures and tables, with where every number is from."""
     configure_libraries()
-    from dashboards.report.rows import read_report_rows
+    from dashboards.report.evaluation_rows import read_report_rows
     from dashboards.report.writing import write_report
-    from flows.figures import figure_folder
-    from storage.catalog import Catalog
+    from flows.display.figures import figure_folder
+    from storage.catalog.catalog import Catalog
 
     opened = Home.open(home_path(home), create=False)
     catalog = Catalog(opened)
@@ -69,9 +69,9 @@ def task_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[dict[st
         Rows like those of its `comparisons`, each with its task.
     """
     from dashboards.report.claims import ordered_metrics
-    from kvpolicy.comparisons import compare_methods
-    from kvpolicy.curves import ExampleScore, resample_scores
-    from tasks.stored_scores import stored_bootstrap, stored_scores
+    from kvpolicy.results.budget_curves import ExampleScore, resample_scores
+    from kvpolicy.results.comparisons import compare_methods
+    from tasks.inputs.stored_scores import stored_bootstrap, stored_scores
 
     bootstrap = stored_bootstrap(catalog, rows.run_id)
     metrics: dict[str, set[str]] = {}
@@ -94,8 +94,8 @@ def objective_comparisons(catalog: "Catalog", rows: "ReportRows") -> Iterator[di
         catalog: The catalog.
         rows: The evaluation with its trainings; of each objective those count that have the seeds of all.
     """
-    from kvpolicy.ablation import ObjectiveOutcome, compare_objectives
-    from tasks.stored_scores import stored_bootstrap
+    from kvpolicy.training.ablation import ObjectiveOutcome, compare_objectives
+    from tasks.inputs.stored_scores import stored_bootstrap
 
     if not rows.trainings:
         return

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import configure_libraries, home_path, open_home, point_prefect_at, standard_output_kept_clean
+from flows.runtime.process import (
+    configure_libraries,
+    home_path,
+    open_home,
+    point_prefect_at,
+    standard_output_kept_clean,
+)
 from flows.services.processes import SERVER, recorded
 from storage.errors import StorageError
 from storage.home import Home
@@ -80,7 +86,7 @@ def status(
 
 
 def _print(current: "Status", *, as_json: bool) -> None:
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     if as_json:
         print(json.dumps(dataclasses.asdict(current)))

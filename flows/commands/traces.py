@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
-from flows.process import home_path
-from flows.standard_streams import remark
+from flows.runtime.process import home_path
+from flows.runtime.standard_streams import remark
 from storage.home import Home
 
 if TYPE_CHECKING:
-    from storage.traces import TraceStore
+    from storage.traces.store import TraceStore
 
 app = typer.Typer(help="Look after the trace store.", no_args_is_help=True)
 
@@ -25,7 +25,7 @@ _HOUR_S = 3600.0
 @app.command(name="list")
 def list_collections(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the collections: samples, tokens and fragments of each."""
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     collections = _store(home).collections().values()
     records = [{**vars(collection), "splits": ", ".join(collection.splits)} for collection in collections]
@@ -35,7 +35,7 @@ def list_collections(home: HomeOption = None, as_json: JsonOption = False) -> No
 @app.command()
 def show(collection: CollectionOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the samples of a collection and the fragments that hold them."""
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     names = ("sample_id", "split", "setting", "context_tokens", "fragment_id", "start", "sample_digest")
     rows = _store(home).collection(collection)
@@ -52,7 +52,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read every committed byte again; name what is damaged, and exit with 1 if anything is."""
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     store = _store(home)
     key = None if collection is None else store.collection(collection)[0].collection
@@ -90,7 +90,7 @@ def export(
     home: HomeOption = None,
 ) -> None:
     """Write keys, values and importance of chosen heads to one file for other programs."""
-    from storage.export import EXPORT_FORMATS, export_traces
+    from storage.traces.export import EXPORT_FORMATS, export_traces
 
     file_format = out.suffix.removeprefix(".")
     if file_format not in EXPORT_FORMATS:
@@ -103,7 +103,7 @@ def export(
 
 
 def _store(home: str | None) -> "TraceStore":
-    from storage.traces import TraceStore
+    from storage.traces.store import TraceStore
 
     return TraceStore(Home.open(home_path(home), create=False).traces)
 

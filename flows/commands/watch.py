@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.process import (
+from flows.runtime.process import (
     configure_libraries,
     home_path,
     open_home,
@@ -15,7 +15,7 @@ from flows.process import (
     standard_output_kept_clean,
     watched_sources,
 )
-from flows.services.server import own_server
+from flows.services.prefect_server import own_server
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def watch(
 ) -> None:
     """Look at sources of models once, and run the pipeline for every model that the catalog does not know."""
     configure_libraries()
-    from flows.options import Choices
+    from flows.runtime.run_options import Choices
     from kvpolicy.errors import InputError
     from kvpolicy.models.model_sources import ModelSource
 
@@ -76,7 +76,7 @@ def watch(
 
 
 def _print(report: "WatchReport", *, as_json: bool) -> None:
-    from flows.printing import print_records
+    from flows.display.printing import print_records
 
     if as_json:
         print(json.dumps(dataclasses.asdict(report)))

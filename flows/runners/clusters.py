@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from flows.options import Runner
+from flows.runtime.run_options import Runner
 from kvpolicy.errors import InputError
 
 LOOPBACK = "127.0.0.1"

@@ -3,9 +3,9 @@
 import logging
 from contextlib import ExitStack
 
-from flows.options import Runner
 from flows.runners.clusters import ANSWER_TIMEOUT_S, LOOPBACK, address_of, refusing
 from flows.runners.engine import Engine, passed_on, workers_here
+from flows.runtime.run_options import Runner
 from kvpolicy.errors import InputError
 
 

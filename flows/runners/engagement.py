@@ -5,13 +5,13 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from flows.options import Runner
-from flows.process import environment_with
 from flows.runners.clusters import check_runner
 from flows.runners.dask import start_dask
 from flows.runners.engine import Engine
-from flows.runners.processes import start_processes
+from flows.runners.process_pool import start_processes
 from flows.runners.ray import start_ray
+from flows.runtime.process import environment_with
+from flows.runtime.run_options import Runner
 
 
 @dataclass(kw_only=True)

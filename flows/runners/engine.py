@@ -1,4 +1,4 @@
-"""An engine: one of Prefect's task runners, started, and what `flows.fan_out` has to know of it."""
+"""An engine: one of Prefect's task runners, started, and what `flows.runners.fan_out` has to know of it."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.options import Runner
+from flows.runtime.run_options import Runner
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner

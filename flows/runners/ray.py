@@ -5,10 +5,10 @@ import warnings
 from contextlib import ExitStack
 from typing import Any
 
-from flows.options import Runner
-from flows.process import environment_with
 from flows.runners.clusters import address_of, refusing
 from flows.runners.engine import Engine, passed_on, workers_here
+from flows.runtime.process import environment_with
+from flows.runtime.run_options import Runner
 
 
 def start_ray(runner: Runner, stack: ExitStack, threads: int) -> Engine:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from flows.process import environment_with
-from flows.run_progress import recorded_progress
+from flows.display.run_progress import recorded_progress
+from flows.runtime.process import environment_with
+from flows.services.prefect_server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
 from flows.services.processes import MLFLOW, SERVER, WORKER, Service, recorded, start, stop, wait_for, worker_name
 from flows.services.recovery import (
     UnfinishedRun,
@@ -21,7 +22,6 @@ from flows.services.recovery import (
     recover,
     unfinished_flow_runs,
 )
-from flows.services.server import HEARTBEAT_S, SERVER_LOCK, own_server, require_database
 from flows.services.work_pool import POOL, deployments, prepare_server, wait_for_worker
 from storage.errors import StorageError
 from storage.home import Home, exclusive
@@ -99,7 +99,7 @@ def up(home: Home, *, port: int | None, mlflow_port: int | None, runs_at_once: i
     Raises:
         StorageError: If one cannot be started or dies, or a port is in use.
     """
-    from storage.tracking import Tracking
+    from storage.mlflow.tracking import Tracking
 
     with exclusive(home, _LOCK), _ended_on_failure(home) as started:
         server_url, mlflow_url = _choose_url(home, SERVER, port), _choose_url(home, MLFLOW, mlflow_port)

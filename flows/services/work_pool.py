@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from flows.services.prefect_server import HEARTBEAT_S
 from flows.services.processes import Service, last_error
 from flows.services.recovery import prefect_client
-from flows.services.server import HEARTBEAT_S
 from storage.errors import StorageError
 
 CHECKOUT = Path(__file__).resolve().parents[2]

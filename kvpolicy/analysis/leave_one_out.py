@@ -14,12 +14,12 @@ from torch import Tensor
 
 from kvpolicy.analysis.ranks import normalised_ranks
 from kvpolicy.attention.prefill import Prefill
-from kvpolicy.batching import rows_that_fit
-from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
-from kvpolicy.metrics import kl_divergence
+from kvpolicy.inference.batching import rows_that_fit
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
+from kvpolicy.results.metrics import kl_divergence
 
 
 def token_scores(scores: Float[Tensor, "head token"]) -> Float[Tensor, "token"]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.analysis.reward import missed_mass
-from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, kept_positions
+from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, kept_positions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,10 +19,10 @@ from kvpolicy.analysis.ranks import spearman
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import Prefill
 from kvpolicy.attention.weights import attention_blocks
-from kvpolicy.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.methods.ranking import NOT_KEPT
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import TINY
-from kvpolicy.ranking import NOT_KEPT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

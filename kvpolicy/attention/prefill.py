@@ -13,7 +13,7 @@ from torch import Tensor
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.session import attend_causally, attention_session
 from kvpolicy.errors import InputError
-from kvpolicy.finite import require_finite_entries
+from kvpolicy.models.finite import require_finite_entries
 from kvpolicy.models.language_model import LanguageModel
 
 

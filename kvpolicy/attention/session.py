@@ -83,7 +83,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionObserver:
-    """Answers calls of passes that run on the model's own cache (`kvpolicy.fidelity`)."""
+    """Answers calls of passes that run on the model's own cache (`kvpolicy.inference.fidelity`)."""
 
     answer: Callable[[AttentionCall], Tensor]
 

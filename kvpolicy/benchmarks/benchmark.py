@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kvpolicy.benchmarks.request import SampleRequest
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.task import TaskInfo
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

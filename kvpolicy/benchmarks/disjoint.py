@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 
 def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:

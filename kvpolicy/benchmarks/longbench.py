@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.rows import Row, read_rows
+from kvpolicy.benchmarks.file_rows import Row, read_rows
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.splits import share_out
 from kvpolicy.benchmarks.task import TaskInfo
-from kvpolicy.prompts import count_all_tokens
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import count_all_tokens
+from kvpolicy.text.sample import Sample
 
 BENCHMARK = "longbench"
 VERSION = "1"

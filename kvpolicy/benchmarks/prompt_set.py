@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Annotated, Any
 
 from kvpolicy.benchmarks.registry import task_info, write_samples
-from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.sources import DataFiles, find_files, missing_source, parse_entry
 from kvpolicy.benchmarks.splits import check_split
+from kvpolicy.config.settings import Positive, Settings, Several
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
-from kvpolicy.settings import Positive, Settings, Several
+from kvpolicy.text.sample import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

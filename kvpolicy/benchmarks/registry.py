@@ -1,4 +1,4 @@
-"""Which benchmarks and tasks there are: our own, and those of installed packages (`kvpolicy.registry`)."""
+"""Which benchmarks and tasks there are: our own, and those of installed packages (`kvpolicy.config.registry`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
 from kvpolicy.benchmarks.benchmark import Benchmark
 from kvpolicy.benchmarks.choices.fingerprint import fingerprint as _choices_fingerprint
 from kvpolicy.benchmarks.oasst2.fingerprint import fingerprint as _oasst2_fingerprint
-from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler.fingerprint import fingerprint as _ruler_fingerprint
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.task import TaskInfo
+from kvpolicy.config.registry import Registry
 from kvpolicy.errors import InputError
-from kvpolicy.registry import Registry
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 _OWN = (
     Benchmark(name=ruler.BENCHMARK, tasks=ruler.TASKS, write=ruler.ruler_samples, fingerprint=_ruler_fingerprint),

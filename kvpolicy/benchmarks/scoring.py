@@ -1,6 +1,6 @@
 """How an answer is judged: each task's own metric, on texts or on the log-likelihoods of options.
 
-Not here: fidelity to the full cache and perplexity, which are judged on probabilities (`kvpolicy.metrics`).
+Not here: fidelity to the full cache and perplexity, which are judged on probabilities (`kvpolicy.results.metrics`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 
 def string_match(prediction: str, references: Sequence[str], *, match: Literal["all", "any"] = "all") -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.metrics import GENERATED_METRICS
+from kvpolicy.results.metrics import GENERATED_METRICS
 
 
 @dataclass(frozen=True, kw_only=True)

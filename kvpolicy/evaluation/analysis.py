@@ -20,9 +20,9 @@ from kvpolicy.evaluation.caches import row_batches
 from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
 from kvpolicy.evaluation.example import scores_of
 from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding, Score
+from kvpolicy.methods.ranking import kept_positions
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.ranking import kept_positions
+from kvpolicy.text.encoded_sample import EncodedSample
 
 NUM_LEFT_OUT = 32
 """Tokens that leave by themselves, one at a time, in each example."""

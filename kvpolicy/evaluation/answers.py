@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvpolicy.batching import rows_that_fit
 from kvpolicy.benchmarks.scoring import score_answer
-from kvpolicy.cache import CompactedCache
-from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation.caches import Row
 from kvpolicy.evaluation.contexts import PreparedContext
-from kvpolicy.metrics import GENERATED_METRICS
+from kvpolicy.inference.batching import rows_that_fit
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.decoding import decode_greedily
+from kvpolicy.results.metrics import GENERATED_METRICS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

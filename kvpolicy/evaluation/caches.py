@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.batching import rows_that_fit
-from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation.contexts import PreparedContext, Ranked
 from kvpolicy.evaluation.results import Contender
+from kvpolicy.inference.batching import rows_that_fit
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.seeds import derive_seed
-from kvpolicy.streaming import StreamedCaches, StreamedRow
 
 
 @dataclass(frozen=True, kw_only=True)

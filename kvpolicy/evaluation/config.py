@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from kvpolicy.config.settings import Count, Expect, Positive, Settings, Several, at_least
 from kvpolicy.errors import InputError
+from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.methods.registry import DEFAULT_METHODS, method_names, method_type
-from kvpolicy.protocol import SETTINGS, Setting
-from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
-from kvpolicy.settings import Count, Expect, Positive, Settings, Several, at_least
+from kvpolicy.text.protocol import SETTINGS, Setting
 
 
 def _check_budget(budget: int) -> None:

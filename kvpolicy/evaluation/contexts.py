@@ -15,11 +15,11 @@ from kvpolicy.errors import InputError
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.results import Contender, TokenRanking
 from kvpolicy.methods.base import CacheState, Method, kept_by_method
+from kvpolicy.methods.ranking import NOT_KEPT, retention_ranks
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import Cut, cut_sample
-from kvpolicy.ranking import NOT_KEPT, retention_ranks
 from kvpolicy.seeds import derive_seed
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import Cut, cut_sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

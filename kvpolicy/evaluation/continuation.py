@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.attention.prefill import Prefill
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import Cut
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import Cut
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

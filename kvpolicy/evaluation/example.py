@@ -17,8 +17,8 @@ from kvpolicy.evaluation.measure import measure_rows
 from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, Score, TokenRanking
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import normalised_cost
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import SETTINGS
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import SETTINGS
 
 MAX_HELD_BYTES = 2 * 2**30
 """Of keys and values of the examples that are held at once."""

@@ -1,7 +1,7 @@
 """What is measured on a batch of compacted caches: fidelity, perplexity, the choice of an option.
 
 All of it runs on the same caches: question and reference answer first, then, the answer forgotten, every option in
-turn; greedy answers follow (`kvpolicy.evaluation.answers`). `kvpolicy.metrics` says what each figure means.
+turn; greedy answers follow (`kvpolicy.evaluation.answers`). `kvpolicy.results.metrics` says what each figure means.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvpolicy.benchmarks.scoring import score_options
-from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation.caches import RowBatch
 from kvpolicy.evaluation.continuation import Continuation
-from kvpolicy.metrics import kl_divergence, token_log_likelihoods
+from kvpolicy.inference.cache import CompactedCache
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.results.metrics import kl_divergence, token_log_likelihoods
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -46,7 +46,8 @@ class TokenRanking:
         setting: Which of the example's contexts it is.
         method: Whose ranking it is.
         seed: Of the method.
-        ranks: From 1, kept longest, as `kvpolicy.ranking.retention_ranks`: a head that keeps b tokens keeps ranks to b.
+        ranks: From 1, kept longest, as `kvpolicy.methods.ranking.retention_ranks`: a head that keeps b tokens keeps
+        ranks to b.
         kept: Tokens that each head keeps at each budget, in the order of the budgets.
         importance: What the future pays each token (`kvpolicy.attention.importance`), whoever ranks them.
     """

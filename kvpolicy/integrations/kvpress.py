@@ -2,9 +2,9 @@
 
 kvpress prunes the cache of each layer in a hook, right after the layer's prefill: it asks a press to score the entries
 and keeps those with the highest scores. Ours scores with the agents of the layer and ranks as everywhere here
-(`kvpolicy.ranking`): the first and the last tokens always stay, and ties go by position. So a press that keeps b tokens
-keeps those that `kvpolicy.compressed_generate` keeps at budget b. Presses that wrap others get scores that they can
-multiply, add up and compare between heads (`kvpolicy.integrations.worth`).
+(`kvpolicy.methods.ranking`): the first and the last tokens always stay, and ties go by position. So a press that keeps
+b tokens keeps those that `kvpolicy.compressed_generate` keeps at budget b. Presses that wrap others get scores that
+they can multiply, add up and compare between heads (`kvpolicy.integrations.worth`).
 
 Not for what kvpress does beside that: parts of a prompt, and eviction while decoding
 (`kvpolicy.integrations.kvpress_wrappers`).
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from kvpolicy.errors import InputError
 from kvpolicy.integrations.worth import worth_of_entries
+from kvpolicy.methods.ranking import check_budget
 from kvpolicy.models.language_model import read_spec
 from kvpolicy.models.reference import find_model
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.ranking import check_budget
 
 try:
     from kvpress import ScorerPress

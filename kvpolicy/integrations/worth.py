@@ -5,14 +5,14 @@ head. They multiply them by the norms of values, add them up over chunks and com
 scores of agents are logits of a Plackett-Luce distribution over rankings, so softmax(s) is such a number: the
 probability that an entry is the head's first choice (`kvpolicy.methods.learned_heads` shares budgets by the same).
 
-Not for our own selection, which takes scores as they are (`kvpolicy.ranking`).
+Not for our own selection, which takes scores as they are (`kvpolicy.methods.ranking`).
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, retention_ranks
+from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, retention_ranks
 
 ALWAYS_KEPT_WORTH = 2.0**20
 """Worth of an always-kept token: beyond any share, also after factors such as norms of values and means over chunks."""
@@ -32,7 +32,8 @@ def worth_of_entries(scores: Float[Tensor, "head token"]) -> Float[Tensor, "head
 
     Returns:
         float32 numbers above 0, all different within a head: the entries with the b largest are those that budget b
-        keeps (`kvpolicy.ranking.kept_positions`). They are softmax(scores), but for ties and always-kept tokens.
+        keeps (`kvpolicy.methods.ranking.kept_positions`). They are softmax(scores), but for ties and always-kept
+        tokens.
 
     Raises:
         InputError: If there are fewer tokens than are always kept, or a score between them is NaN.

@@ -6,11 +6,11 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.config.settings import Share
 from kvpolicy.methods.allocation import UNEVEN_HEADS, adaptive_budgets
 from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.ranking import budget_from_ratio
 from kvpolicy.methods.snapkv import SnapKV
-from kvpolicy.ranking import budget_from_ratio
-from kvpolicy.settings import Share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """How a budget is shared among KV heads: exactly, in whole tokens.
 
 Budgets are means over all KV heads of the model. What is shared out here always adds up to budget * heads, gives no
-head more than the context and none less than its floor. Which tokens a head then keeps is kvpolicy.ranking's choice.
+head more than the context and none less than its floor. Which tokens a head then keeps is kvpolicy.methods.ranking's
+choice.
 """
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.errors import InputError
-from kvpolicy.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, check_budget, rank_by_score
+from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, check_budget, rank_by_score
 
 NUM_ALWAYS_TOKENS = NUM_SINK_TOKENS + NUM_RECENT_TOKENS
 """Tokens that every head keeps, whatever its budget."""

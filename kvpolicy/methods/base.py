@@ -1,7 +1,7 @@
 """What every eviction method is given and what it gives back.
 
-A method scores, and may share a budget among heads: kvpolicy.ranking selects and kvpolicy.cache compacts. Methods hold
-their parameters and nothing else; nothing stays behind on a model or between two calls.
+A method scores, and may share a budget among heads: kvpolicy.methods.ranking selects and kvpolicy.inference.cache
+compacts. Methods hold their parameters and nothing else; nothing stays behind on a model or between two calls.
 
 Legend: head = KV heads of the whole model, layer-major; group = query heads that share a KV head; token = cached
 tokens; query = the last tokens of the context whose queries are known; probe = embeddings of a method's own that were
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.probe import ProbeStates
+from kvpolicy.config.settings import Settings
 from kvpolicy.errors import InputError
+from kvpolicy.methods.ranking import check_allocation, check_budget, kept_positions
 from kvpolicy.models.rotary import Rotary
-from kvpolicy.ranking import check_allocation, check_budget, kept_positions
-from kvpolicy.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,9 +198,9 @@ class Method(Settings, ABC):
             budget: Tokens that a head keeps on average.
 
         Returns:
-            The budget of all heads, or one for each. `kvpolicy.ranking.check_allocation` says what is allowed: the sum
-            is `budget` times the number of heads, and each head keeps at least the always-kept tokens and at most the
-            context.
+            The budget of all heads, or one for each. `kvpolicy.methods.ranking.check_allocation` says what is allowed:
+            the sum is `budget` times the number of heads, and each head keeps at least the always-kept tokens and at
+            most the context.
         """
         return budget
 
@@ -217,7 +217,7 @@ def kept_by_method(
         budget: Tokens that a head keeps on average.
 
     Returns:
-        As `kvpolicy.ranking.kept_positions`.
+        As `kvpolicy.methods.ranking.kept_positions`.
 
     Raises:
         InputError: If the budget or what the method makes of it cannot be kept, or if a score is NaN.

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kvpolicy.config.settings import Count, NotNegative, Positive
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 from kvpolicy.models.rotary import Rotary, turn, turn_back
-from kvpolicy.ranking import NUM_SINK_TOKENS
-from kvpolicy.settings import Count, NotNegative, Positive
 
 # Queries of some heads in float32; larger blocks leave a processor's cache and take up to ten times as long.
 _MAX_BLOCK_BYTES = 4 * 2**20

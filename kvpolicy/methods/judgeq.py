@@ -27,7 +27,7 @@ class JudgeQ(Method):
     """Mean attention of trained soft tokens that follow the context (arXiv 2509.10798).
 
     The soft tokens are run once on top of the full cache and leave nothing in it.
-    `kvpolicy.policies.soft_token_training` trains them, and says what differs from the paper.
+    `kvpolicy.training.soft_token_training` trains them, and says what differs from the paper.
 
     Attributes:
         soft_tokens: The trained soft tokens, or whatever has their embeddings.

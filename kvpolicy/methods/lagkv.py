@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvpolicy.config.settings import Count, Positive
 from kvpolicy.methods.base import CacheState, Method
-from kvpolicy.ranking import NUM_SINK_TOKENS
-from kvpolicy.settings import Count, Positive
+from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 
 _MIN_SPAN = 1e-12  # a channel that varies less counts as constant
 

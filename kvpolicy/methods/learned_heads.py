@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.config.settings import Share
 from kvpolicy.methods.allocation import NUM_ALWAYS_TOKENS, UNEVEN_HEADS, adaptive_budgets
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.learned import LearnedPolicy
-from kvpolicy.ranking import budget_from_ratio
-from kvpolicy.settings import Share
+from kvpolicy.methods.ranking import budget_from_ratio
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

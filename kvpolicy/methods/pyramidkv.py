@@ -6,10 +6,10 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.config.settings import Positive
 from kvpolicy.methods.allocation import UNEVEN_HEADS, pyramid_budgets
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.snapkv import SnapKV
-from kvpolicy.settings import Positive
 
 
 @dataclass(frozen=True, kw_only=True)

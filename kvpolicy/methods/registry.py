@@ -5,6 +5,8 @@ A new method is one file and one line here; the tests then run on it as on all o
 
 from typing import Any
 
+from kvpolicy.config.registry import Registry
+from kvpolicy.config.settings import read_settings
 from kvpolicy.methods.adakv import AdaKV
 from kvpolicy.methods.base import Method
 from kvpolicy.methods.expected_attention import ExpectedAttention
@@ -22,8 +24,6 @@ from kvpolicy.methods.random import Random
 from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.methods.tova import TOVA
-from kvpolicy.registry import Registry
-from kvpolicy.settings import read_settings
 
 _OWN = (
     LearnedPolicy,

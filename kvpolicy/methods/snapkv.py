@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from kvpolicy.config.settings import Expect, Positive
 from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.methods.observed_attention import observed_attention
-from kvpolicy.settings import Expect, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvpolicy.config.settings import Count
 from kvpolicy.methods.base import CacheState, Method
-from kvpolicy.ranking import NUM_SINK_TOKENS
-from kvpolicy.settings import Count
+from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)

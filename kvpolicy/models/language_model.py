@@ -1,6 +1,6 @@
 """A causal language model: its network, tokenizer and shape, and passes over a sequence.
 
-Not for loading one: that is `kvpolicy.loading`; nor for finding one: `kvpolicy.models.reference`.
+Not for loading one: that is `kvpolicy.inference.loading`; nor for finding one: `kvpolicy.models.reference`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.errors import InputError
-from kvpolicy.finite import is_finite, not_finite_error
+from kvpolicy.models.finite import is_finite, not_finite_error
 from kvpolicy.models.rotary_length import frequencies_of_length, length_of_change
-from kvpolicy.specs import ModelSpec
 
 _REQUIRED_COUNTS = ("num_hidden_layers", "num_attention_heads")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}  # a window is refused where a sample is longer than it
@@ -30,7 +30,8 @@ class LanguageModel:
         network: The transformers model, in evaluation mode.
         tokenizer: Its tokenizer.
         spec: Counts that every tensor layout follows.
-        digest: SHA-256 of its files, by which policies know it (`kvpolicy.loading`); empty where nobody asked.
+        digest: SHA-256 of its files, by which policies know it (`kvpolicy.inference.loading`); empty where nobody
+        asked.
         sequence_tokens: Length of the sequence that all passes are of (`for_sequence`), where what a model computes
             depends on it; None: no longer than `change_tokens`.
     """

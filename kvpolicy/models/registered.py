@@ -1,6 +1,6 @@
 """Models of MLflow's registry: how they are named, and which of the files that were logged make a model folder.
 
-Nothing is asked of the registry or fetched here: `tasks.model` does so through `storage.registered_models`.
+Nothing is asked of the registry or fetched here: `tasks.model` does so through `storage.mlflow.registered_models`.
 """
 
 import re

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvpolicy.config.registry import Registry
 from kvpolicy.objectives.exact import exact_loss
 from kvpolicy.objectives.listwise import listwise_loss
 from kvpolicy.objectives.pairwise import pairwise_loss
 from kvpolicy.objectives.regression import log_mse_loss, mse_loss
 from kvpolicy.objectives.rloo import MIN_RANKINGS, rloo_loss
 from kvpolicy.objectives.soft_rank import soft_rank_loss
-from kvpolicy.registry import Registry
 
 __all__ = ["MIN_RANKINGS", "OBJECTIVES", "Objective", "make_objective"]
 

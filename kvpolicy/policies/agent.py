@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from kvpolicy.config.settings import Expect, Positive, Settings
 from kvpolicy.errors import InputError
-from kvpolicy.settings import Expect, Positive, Settings
 
 PAPER_TABLE_ROWS = 6000
 _MAX_WAVELENGTH_TOKENS = 131072.0

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.saved import SavedKind
-from kvpolicy.specs import ModelSpec
 
 WEIGHTS = "policy.safetensors"
 RECORD = "policy.json"
@@ -77,7 +77,7 @@ class PolicySet:
 def load_policy(folder: str | Path, *, device: str = "cpu") -> PolicySet:
     """Load a saved policy set.
 
-    One that is in MLflow's registry, or a home's champion, is found by `tasks.policies.find_policy`.
+    One that is in MLflow's registry, or a home's champion, is found by `tasks.inputs.policies.find_policy`.
 
     Raises:
         InputError: If the folder holds none, or one of another format or shape.

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.digests import digest_file
 from kvpolicy.errors import InputError
-from kvpolicy.specs import ModelSpec
 
 Made = TypeVar("Made")
 

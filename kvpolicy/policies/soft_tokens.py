@@ -2,7 +2,7 @@
 
 On disk they are a folder of `soft_tokens.safetensors` (the embeddings) and `soft_tokens.json` (shape, training and the
 model that they were trained for). Their digest covers both, so equal training gives an equal id. Training them is
-kvpolicy.policies.soft_token_training's, ranking with them kvpolicy.methods.judgeq's.
+kvpolicy.training.soft_token_training's, ranking with them kvpolicy.methods.judgeq's.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.policies.saved import SavedKind
-from kvpolicy.specs import ModelSpec
 
 WEIGHTS = "soft_tokens.safetensors"
 RECORD = "soft_tokens.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from storage.fragment_content import ARRAYS
+from storage.traces.fragment_content import ARRAYS
 
 _BLOCK_BYTES = 4 << 20
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.schemas import TABLES
+from storage.tables.schemas import TABLES
 
 STAGES = {
     "prompts": 3,

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.base import Method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.streaming import StreamedCaches, StreamedRow
 
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.collection import Trace, collect_trace
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.prompts import encode
-from kvpolicy.training import TraceBatch
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.training.collection import Trace, collect_trace
+from kvpolicy.training.policy_training import TraceBatch
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.pipeline import load_preset
+from kvpolicy.methods.ranking import kept_positions
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.ranking import kept_positions
-from kvpolicy.training import train_agents
+from kvpolicy.presets.pipeline_config import load_preset
+from kvpolicy.training.policy_training import train_agents
 from tests.benchmarks.ruler_traces import RulerTraces, collect_ruler_traces
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from large_home import RUNS_EACH, SAMPLES_EACH, LargeCatalog, Retraining, hex_texts, manifest_blocks
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.manifest import SCHEMA
-from storage.places import Place
-from storage.schemas import INDEXED, TABLES
-from storage.tables import Table
-from storage.trace_layout import make_manifest
-from storage.traces import TraceStore
-from storage.views import VIEWS
+from storage.tables.lance_table import Table
+from storage.tables.schemas import INDEXED, TABLES
+from storage.tables.views import VIEWS
+from storage.traces.layout import make_manifest
+from storage.traces.manifest import SCHEMA
+from storage.traces.places import Place
+from storage.traces.store import TraceStore
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
@@ -189,7 +189,7 @@ def test_the_manifest(large: LargeHome, watch: Stopwatch) -> None:
 @pytest.mark.parametrize("by_itself", [False, True], ids=["never merged", "merged by appending"])
 def test_thousands_of_small_commits(tmp_path: Path, by_itself: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not by_itself:
-        monkeypatch.setattr("storage.tables._FILES_AT_MOST", COMMITS + 1)
+        monkeypatch.setattr("storage.tables.lance_table._FILES_AT_MOST", COMMITS + 1)
     table = Table(name="runs", uri=str(tmp_path / "runs.lance"), schema=TABLES["runs"], indexed=INDEXED["runs"])
     (block,) = LargeCatalog(samples_each=1).blocks(-(-COMMITS // RUNS_EACH), each=COMMITS)
     content = block["runs"].slice(0, COMMITS)

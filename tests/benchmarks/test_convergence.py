@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.training import StepRecord, TrainConfig, train_agents
+from kvpolicy.training.policy_training import StepRecord, TrainConfig, train_agents
 from tests.benchmarks.ruler_traces import RulerTraces, collect_ruler_traces
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]

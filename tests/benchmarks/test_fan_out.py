@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(900)]
 
 LIMIT_S = 0.3
 PROGRAM = """
-from flows.process import configure_libraries, open_home, point_prefect_at
-from flows.services.server import own_server
+from flows.runtime.process import configure_libraries, open_home, point_prefect_at
+from flows.services.prefect_server import own_server
 
 configure_libraries()
 home = open_home(None)

@@ -5,8 +5,8 @@ import time
 import jaxtyping
 import pytest
 
-from kvpolicy.fidelity import measure_fidelity, require_own_attention
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.fidelity import measure_fidelity, require_own_attention
+from kvpolicy.inference.loading import load_language_model
 
 NUM_ROUNDS = 5
 

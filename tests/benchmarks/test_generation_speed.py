@@ -11,12 +11,12 @@ import jaxtyping
 import pytest
 import torch
 
-from kvpolicy import decoding
-from kvpolicy.cache import CompactedCache
-from kvpolicy.generation import compressed_generate
-from kvpolicy.loading import load_model
+from kvpolicy.inference import decoding
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.generation import compressed_generate
+from kvpolicy.inference.loading import load_model
 from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.prompts import encode_message
+from kvpolicy.text.encoded_sample import encode_message
 from tests.drawn_policy import draw_policy
 
 BUDGET, NUM_PROMPT, NUM_NEW, NUM_ROUNDS = 512, 6 * 1024, 48, 2

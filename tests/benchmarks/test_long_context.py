@@ -19,18 +19,18 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation.contexts import context_state
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
-from kvpolicy.metrics import kl_divergence
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.prompts import EncodedSample, encode
-from kvpolicy.protocol import cut_sample
-from kvpolicy.statistics import bootstrap_mean, paired_difference
-from kvpolicy.streaming import StreamedCaches, StreamedRow
-from kvpolicy.training import TrainConfig, train_agents
+from kvpolicy.results.metrics import kl_divergence
+from kvpolicy.results.statistics import bootstrap_mean, paired_difference
+from kvpolicy.text.encoded_sample import EncodedSample, encode
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.training.policy_training import TrainConfig, train_agents
 from tests.benchmarks.long_context_memory import ENVIRONMENT
 from tests.benchmarks.ruler_traces import collect_ruler_traces
 

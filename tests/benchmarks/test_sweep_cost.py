@@ -13,15 +13,15 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.cache import CompactedCache
-from kvpolicy.decoding import decode_greedily
 from kvpolicy.evaluation import Contender, evaluate_example
 from kvpolicy.evaluation.contexts import context_state
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.decoding import decode_greedily
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.prompts import EncodedSample, encode
+from kvpolicy.text.encoded_sample import EncodedSample, encode
 
 pytestmark = pytest.mark.benchmark
 

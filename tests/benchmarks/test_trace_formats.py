@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.collection import CollectConfig, Trace, collect_trace
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.pipeline import load_preset
-from kvpolicy.prompts import EncodedSample, encode
-from kvpolicy.training import train_agents
-from storage.traces import COMPRESSIONS, TraceRow, TraceStore
+from kvpolicy.presets.pipeline_config import load_preset
+from kvpolicy.text.encoded_sample import EncodedSample, encode
+from kvpolicy.training.collection import CollectConfig, Trace, collect_trace
+from kvpolicy.training.policy_training import train_agents
+from storage.traces.store import COMPRESSIONS, TraceRow, TraceStore
+from tasks.inputs.stored_traces import shuffled_batches, single_batches
 from tasks.memory import freed_memory_kept
-from tasks.traces import shuffled_batches, single_batches
 from tests.benchmarks.disk import files_of, forget, timed
 from tests.storage.trace_content import trace_sample
 

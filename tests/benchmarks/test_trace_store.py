@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
-from kvpolicy.collection import CollectConfig
-from kvpolicy.loading import load_language_model
-from kvpolicy.prompts import encode
-from kvpolicy.protocol import cut_sample
-from storage.traces import TraceRow, TraceSample, TraceStore
+from kvpolicy.inference.loading import load_language_model
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.training.collection import CollectConfig
+from storage.traces.store import TraceRow, TraceSample, TraceStore
 from tasks.collect import collect_traces
 from tests.benchmarks.disk import files_of, forget, read_raw, timed, write_raw
 from tests.storage.trace_content import trace_sample

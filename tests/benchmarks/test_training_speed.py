@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.training import TraceBatch, TrainConfig, train_agents
+from kvpolicy.training.policy_training import TraceBatch, TrainConfig, train_agents
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 

@@ -23,9 +23,9 @@ from kvpolicy.evaluation import Contender, evaluate_example
 from kvpolicy.methods.base import CacheState, Method
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.objectives.cost import ranking_cost
-from kvpolicy.prompts import EncodedSample, encode
-from kvpolicy.protocol import cut_sample
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import EncodedSample, encode
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.text.sample import Sample
 
 pytestmark = pytest.mark.benchmark
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from report_home import EVALUATION, comparison_rows, make_home
 
-from dashboards.report.rows import ReportRows, read_report_rows
-from storage.catalog import Catalog
+from dashboards.report.evaluation_rows import ReportRows, read_report_rows
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 
 

@@ -21,10 +21,10 @@ from report_home import (
     record,
 )
 
-from storage.artifacts import Artifact
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_bytes
 from storage.home import Home
+from storage.lineage.artifacts import Artifact
 from storage.token_ranks import StoredContext, StoredRanking, write_token_ranks
 
 RANKED = artifact("evaluation", "tiny model on ruler, 4 samples")

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from storage.graph import LineageEdge, LineageGraph, LineageNode
+from storage.lineage.graph import LineageEdge, LineageGraph, LineageNode
 
 HOSTILE = """<script>alert(1)</script> & "quotes" 'n' ]]> </title></script><!-- é\u2028"""
 

@@ -13,11 +13,11 @@ mean, so paired differences are exact and so are their intervals:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from storage.artifacts import Artifact
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_bytes
 from storage.home import Home
-from storage.recording import RunRecorder
+from storage.lineage.artifacts import Artifact
+from storage.lineage.recording import RunRecorder
 
 BUDGETS = (64, 128, 256)
 FIDELITY = {

@@ -10,10 +10,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from dashboards.curves import HTML_NAME, PNG_NAME, draw_picture, write_figures
-from dashboards.page import render_page
-from dashboards.series import make_panels
-from dashboards.styles import style_of
+from dashboards.figures.curve_page import render_page
+from dashboards.figures.curve_picture import HTML_NAME, PNG_NAME, draw_picture, write_figures
+from dashboards.figures.series import make_panels
+from dashboards.figures.styles import style_of
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.app.differences import read_differences
+from dashboards.app.difference_panels import read_differences
 from dashboards.app.kept_tokens import HeadChoice, most_selective_head, shares_by_budget
 from dashboards.app.selection import Selection
-from dashboards.drawing import log_ticks
+from dashboards.figures.drawing import log_ticks
 from dashboards.figures.pairs import Correlations, draw_matrix
-from dashboards.series import make_panels
+from dashboards.figures.series import make_panels
 from storage.token_ranks import StoredContext, StoredRanking
 from tests.dashboards.curve_points import point
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from lineage_graphs import HOSTILE, graph, graphs, node, pipeline, run
 
-from dashboards.lineage_drawing import draw_lineage
-from dashboards.lineage_groups import group_alike
-from dashboards.lineage_layout import lay_out
-from dashboards.lineage_page import render_lineage_page
-from storage.graph import LineageGraph
+from dashboards.lineage.groups import group_alike
+from dashboards.lineage.layout import lay_out
+from dashboards.lineage.page import render_lineage_page
+from dashboards.lineage.picture import draw_lineage
+from storage.lineage.graph import LineageGraph
 
 SVG = "{http://www.w3.org/2000/svg}"
 LEFT_OUT = ("code", "environment", "request")

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 from report_home import BUDGETS, FIDELITY, HEADS, comparison_rows, curve_rows
 
-from dashboards.drawing import Figure, error_bars
-from dashboards.figures.heads import costs_by_method, draw_cost_boxes
-from dashboards.formats import ID, duration, interval, listed, number, percent
-from dashboards.rendering import render_template
+from dashboards.figures.drawing import Figure, error_bars
+from dashboards.figures.head_maps import costs_by_method, draw_cost_boxes
+from dashboards.figures.styles import _STYLES, style_of
+from dashboards.rendering.formats import ID, duration, interval, listed, number, percent
+from dashboards.rendering.pages import render_template
+from dashboards.rendering.table import Table, table
 from dashboards.report.document import Document, Prose, Section, missing, prose
 from dashboards.report.findings import findings_section
 from dashboards.report.head_rows import places_of, read_heads
-from dashboards.report.heads import heads_section
+from dashboards.report.heads_section import heads_section
 from dashboards.report.matrix import draw_matrices
-from dashboards.report.training import draw_courses
+from dashboards.report.training_section import draw_courses
 from dashboards.report.view import ReportView
 from dashboards.report.writing import _SECTIONS, make_report, render_report_page, write_report
-from dashboards.styles import _STYLES, style_of
-from dashboards.tables import Table, table
 from kvpolicy.methods.registry import method_names
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dashboards.drawing import Figure
+from dashboards.figures.drawing import Figure
 from dashboards.report.writing import make_report, write_report
 from tests.browser import open_browser
 

@@ -9,6 +9,8 @@ import pytest
 from curve_points import point
 from report_home import BUDGETS, FIDELITY, POLICIES
 
+from dashboards.figures.series import make_panels
+from dashboards.rendering.table import Table
 from dashboards.report.claims import (
     Claim,
     claim_words,
@@ -22,8 +24,6 @@ from dashboards.report.claims import (
 from dashboards.report.document import Prose
 from dashboards.report.view import ReportView, describe
 from dashboards.report.wins import headlines, wins_section
-from dashboards.series import make_panels
-from dashboards.tables import Table
 
 WHERE = "ruler, query-agnostic, fidelity (KL)"
 

@@ -15,8 +15,8 @@ from report_home import (
     seeds_of,
 )
 
-from dashboards.report.rows import find_evaluation, read_report_rows
-from storage.catalog import Catalog
+from dashboards.report.evaluation_rows import find_evaluation, read_report_rows
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
 

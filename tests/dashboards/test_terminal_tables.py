@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.formats import short_number
+from dashboards.rendering.formats import short_number
 from dashboards.terminal_tables import curve_table, stage_table
 
 

@@ -96,9 +96,9 @@ def small_model(
 @pytest.fixture(scope="session")
 def small_run(prefect_api: str, small_model: Path) -> PipelineRun:
     """The same flow with every stage that there is, in this process, with a tiny model: a few seconds."""
-    from flows.options import Choices
+    from flows.display.summary import summarise
     from flows.pipeline import retrain
-    from flows.summary import summarise
+    from flows.runtime.run_options import Choices
     from storage.home import Home
 
     home = small_model.parent / "home"

@@ -12,7 +12,7 @@ from typing import Any
 
 from processes import Finished
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 
 PROGRESS = re.compile(r"\d\d:\d\d:\d\d ((collect|train|evaluate|analyse): \d+/\d+ |run: |model: |generate: )")

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 from prefect import flow
 
-from flows.fan_out import run_parts
-from flows.options import Runner
 from flows.runners.engagement import engaged
+from flows.runners.fan_out import run_parts
+from flows.runtime.run_options import Runner
 from kvpolicy.errors import InputError
-from tasks.stage import code_of, stage_task
-from tasks.worker import keep_to_flow
+from tasks.framework.stage import code_of, stage_task
+from tasks.framework.worker import keep_to_flow
 
 
 @stage_task("echo")

@@ -11,7 +11,7 @@ from outcomes import assert_refused
 from processes import PROGRAMS, Finished, environment, last_line, run_command
 
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 from tests.bound import bound_by_permissions
 
 SETUP = "CREATE TABLE alembic_version (version_num varchar(32)); INSERT INTO alembic_version VALUES ('{}')"

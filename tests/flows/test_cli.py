@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from outcomes import PROGRESS, catalog, points
 
-from flows.options import Choices
+from flows.runtime.run_options import Choices
 from kvpolicy.methods.registry import method_names
-from kvpolicy.metrics import METRICS
-from storage.schemas import TABLES
+from kvpolicy.results.metrics import METRICS
+from storage.tables.schemas import TABLES
 
 CONTENDERS = Choices().configure("smoke").evaluate.contenders
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from processes import environment, start_process, stop_process, tail
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 from tests.browser import open_browser
 

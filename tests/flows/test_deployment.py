@@ -20,7 +20,7 @@ from processes import (
     tail,
 )
 
-from flows.options import Choices
+from flows.runtime.run_options import Choices
 from tests.postgresql import with_asyncpg
 
 FLOWS = ("retrain", "collect", "train", "evaluate")

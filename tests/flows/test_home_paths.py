@@ -6,7 +6,7 @@ import os
 import pytest
 from processes import environment, run_command
 
-from flows.process import point_prefect_at
+from flows.runtime.process import point_prefect_at
 
 NAME = "a?b #c%2Fd [é]"
 

@@ -9,7 +9,7 @@ import pytest
 from outcomes import catalog
 from prov.model import ProvDocument
 
-from storage.openlineage_events import run_uuid
+from storage.openlineage.events import run_uuid
 from tests.storage.openlineage_checks import problems
 
 

@@ -32,9 +32,9 @@ from processes import environment, run_command, start_process, stop_process, tai
 from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
 from flows.services.processes import environment_of, process_ids, recorded
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 
 NUM_KILLS = int(os.environ.get("KVP_TEST_KILLS", "8"))
 SEED = int(os.environ.get("KVP_TEST_SEED") or random.SystemRandom().randrange(2**32))
@@ -192,7 +192,7 @@ class Work:
         if target == "server" and self.is_served:
             server = recorded(Home.open(self.home, create=False), "server")
             return [server.pid] if server is not None and server.runs else []
-        named = "flows.services.server" if target == "server" else "spawn_main"
+        named = "flows.services.prefect_server" if target == "server" else "spawn_main"
         try:
             children = psutil.Process(process.pid).children()
             return [child.pid for child in children if named in " ".join(child.cmdline())]

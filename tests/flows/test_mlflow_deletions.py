@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from outcomes import assert_refused, catalog
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.mlflow_client import open_client
-from storage.mlflow_tables import has_run
-from storage.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.client import open_client
+from storage.mlflow.deletions import has_run
+from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
 
 
 @pytest.fixture

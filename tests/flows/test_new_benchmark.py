@@ -9,7 +9,7 @@ from outcomes import catalog
 from processes import CHECKOUT
 from sources import copied_sources
 
-from storage.differences import recorded_modules
+from storage.catalog.run_differences import recorded_modules
 from tests.installed_packages import install
 
 PAGE = (CHECKOUT / "docs" / "how-to" / "new-benchmark.md").read_text()

@@ -8,14 +8,14 @@ from outcomes import catalog
 from processes import CHECKOUT
 from sources import copied_sources
 
+from tasks.framework.wholeness import check_files, declare_kind
+from tasks.framework.work import Work, checked
 from tasks.prompts import PromptsWork
-from tasks.wholeness import check_files, declare_kind
-from tasks.work import Work, checked
 
 PAGE = CHECKOUT / "docs" / "how-to" / "new-stage.md"
 BEFORE_CLASS = "@dataclass(frozen=True, kw_only=True)\nclass PipelineConfig"
 LAST_FIELD = "    ablate: AblateConfig = field(default_factory=AblateConfig)\n"
-SETTINGS = "from kvpolicy.settings import "
+SETTINGS = "from kvpolicy.config.settings import "
 FLOW = '    "evaluate": (EvaluationWork,),\n'
 FIRST_IMPORT = "from tasks.prompts import"
 

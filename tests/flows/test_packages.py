@@ -6,7 +6,7 @@ import os
 import pytest
 from outcomes import catalog
 
-from storage.differences import recorded_modules
+from storage.catalog.run_differences import recorded_modules
 from tests.installed_packages import documented_package, install
 
 PACKAGE = "kvp-value-norm (package)"

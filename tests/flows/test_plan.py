@@ -7,11 +7,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.context import TaskRunContext
 
-import tasks.samples
-from flows.options import Choices
+import tasks.inputs.samples
 from flows.pipeline import evaluate, retrain
+from flows.runtime.run_options import Choices
 from kvpolicy.errors import InputError
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 
 SETTINGS = ["evaluate.num_analysed=1", "soft_tokens.num_steps=2", "soft_tokens.num_contexts=2"]
@@ -25,13 +25,13 @@ def options(small_model, prefect_here, tmp_path):
 
 
 def test_a_run_plans_once(options, monkeypatch):
-    encode, encoded = tasks.samples.encode, Counter()
+    encode, encoded = tasks.inputs.samples.encode, Counter()
 
     def counted(sample, tokenizer):
         encoded[TaskRunContext.get().task.name, sample.sample_id] += 1
         return encode(sample, tokenizer)
 
-    monkeypatch.setattr(tasks.samples, "encode", counted)
+    monkeypatch.setattr(tasks.inputs.samples, "encode", counted)
     retrain(**options)
     assert {task for task, _ in encoded} == {
         *("check-prompts", "collect-fragment", "train-soft-tokens", "evaluate-shard", "analyse-shard")

@@ -10,7 +10,7 @@ from processes import environment, last_line, run_command
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import CurveRun, Tracking
+from storage.mlflow.tracking import CurveRun, Tracking
 from tests.postgresql import with_asyncpg
 
 CURVE = CurveRun(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from outcomes import assert_refused, catalog
 
-from flows.run_artifact import decision_line, run_markdown
-from kvpolicy.curves import ExampleScore
-from kvpolicy.promotion import PromoteConfig, decide_promotion
+from flows.display.run_artifact import decision_line, run_markdown
+from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.promotion import PromoteConfig, decide_promotion
+from storage.catalog.promotions import read_history
 from storage.home import Home
-from storage.promotions import read_history
-from storage.tables import quote
-from storage.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.tables.lance_table import quote
 
 FEW_METHODS = ("--methods", "kvp,knorm", "--set", "evaluate.num_analysed=0")
 MORE_EXAMPLES = (*FEW_METHODS, "--set", "evaluate.num_samples=6")

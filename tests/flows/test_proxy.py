@@ -13,8 +13,8 @@ import requests
 from outcomes import assert_refused
 from processes import environment, run_command
 
-from flows.process import reach_loopback_directly
-from storage.traces import TraceStore
+from flows.runtime.process import reach_loopback_directly
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.options import Choices
 from flows.request import Request
+from flows.runtime.run_options import Choices
 from kvpolicy.errors import InputError
 from kvpolicy.methods.registry import method_names
-from kvpolicy.pipeline import load_preset, preset_names, read_config
-from storage.artifacts import Artifact
+from kvpolicy.presets.pipeline_config import load_preset, preset_names, read_config
 from storage.errors import StorageError
+from storage.lineage.artifacts import Artifact
 
 TASKS = ["niah_single_1", "vt", "fwe"]
 

@@ -9,7 +9,7 @@ import pytest
 from outcomes import assert_refused, catalog
 from sources import copied_sources, documented
 
-from flows.recorded import find_original
+from flows.replay.recorded import find_original
 from kvpolicy.errors import InputError
 from storage.errors import StorageError
 from storage.home import Home
@@ -116,14 +116,14 @@ def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_p
     module.write_text(module.read_text().replace("0.01 + 0.99", "0.02 + 0.98"))
     finished = kvp("rerun", original["run_id"], "--json", home=home, PYTHONPATH=str(sources))
     assert finished.code == 1, finished.stderr
-    assert f"the code is not what {original['run_id']} ran: kvpolicy.training\n" in finished.stderr
+    assert f"the code is not what {original['run_id']} ran: kvpolicy.training.policy_training\n" in finished.stderr
     said = json.loads(finished.stdout)
     moved = {(difference["kind"], difference["name"]) for difference in said["differences"]}
     assert not said["identical"]
-    assert {("code", "module kvpolicy.training"), ("output", "policy"), ("input", "group_000")} <= moved
+    assert {("code", "module kvpolicy.training.policy_training"), ("output", "policy"), ("input", "group_000")} <= moved
     assert ("result", "heads L00.H0") in moved
     assert {name for kind, name in moved if kind == "code" and name.startswith("module")} == {
-        "module kvpolicy.training"
+        "module kvpolicy.training.policy_training"
     }
     assert not [name for kind, name in moved if kind in ("parameter", "seed", "stage")]
     assert Path(said["kept"]).is_dir()
@@ -151,7 +151,7 @@ def test_other_code_that_changes_no_result_is_identical(kvp, small_run, tmp_path
     said = json.loads(finished.stdout)
     assert said["identical"]
     assert {difference["kind"] for difference in said["differences"]} == {"code"}
-    assert "module kvpolicy.curves" in {difference["name"] for difference in said["differences"]}
+    assert "module kvpolicy.results.budget_curves" in {difference["name"] for difference in said["differences"]}
 
 
 @pytest.mark.parametrize("kind", ["curve_id", "mlflow_run_id", "evaluation_id"])

@@ -10,7 +10,7 @@ import pytest
 from outcomes import catalog, points_of_home, policy_of_home
 from processes import environment, start_process, tail
 
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("smoke", marks=pytest.mark.slow)])

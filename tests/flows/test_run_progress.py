@@ -12,8 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterType
 from prefect.client.schemas.sorting import ArtifactSort
 
-from flows.run_progress import RunProgress, StageProgress, recorded_progress
-from storage.requests import mean_seconds
+from flows.display.run_progress import RunProgress, StageProgress, recorded_progress
+from storage.catalog.requests import mean_seconds
 
 
 def test_every_stage_is_told_and_the_time_that_is_left():

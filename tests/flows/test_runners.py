@@ -19,13 +19,13 @@ from prefect import flow
 from processes import CHECKOUT, environment, free_port, run_command, start_process, stop_process
 from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
-from flows.fan_out import run_parts
-from flows.gpu_share import gpu_share
-from flows.options import Runner
 from flows.runners.clusters import check_runner
 from flows.runners.engagement import engaged
+from flows.runners.fan_out import run_parts
+from flows.runners.gpu_share import gpu_share
+from flows.runtime.run_options import Runner
 from kvpolicy.errors import InputError
-from kvpolicy.pipeline import load_preset
+from kvpolicy.presets.pipeline_config import load_preset
 from tasks.training_memory import training_bytes
 from tests.flows.parts import echo, look_around, refuse
 

@@ -9,7 +9,7 @@ import pytest
 from outcomes import assert_refused
 from processes import environment, run_command, start_process, stop_process, tail
 
-from flows.process import point_prefect_at
+from flows.runtime.process import point_prefect_at
 
 TRAIN = ("kvp", "train", "--preset", "smoke")
 

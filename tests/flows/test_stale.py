@@ -51,7 +51,13 @@ def test_nothing_is_stale_and_nothing_is_written(kvp_here, small_run):
 
 def test_what_changes_no_result_makes_nothing_stale(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
-    for name in ("flows/summary.py", "flows/cli.py", "dashboards/curves.py", "storage/views.py", "tasks/progress.py"):
+    for name in (
+        "flows/display/summary.py",
+        "flows/cli.py",
+        "dashboards/figures/curve_picture.py",
+        "storage/tables/views.py",
+        "tasks/framework/progress.py",
+    ):
         append(sources / name, "CHANGED = 1")
     for name in ("tasks/train.py", "kvpolicy/attention/importance.py", "kvpolicy/methods/knorm.py"):
         append(sources / name, "# a remark")
@@ -73,7 +79,10 @@ def test_what_changes_no_result_makes_nothing_stale(kvp, small_run, tmp_path):
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        ("kvpolicy.training", {TRAIN: {("code", "kvpolicy.training")}, "evaluate": {("input", "policy_0")}}),
+        (
+            "kvpolicy.training.policy_training",
+            {TRAIN: {("code", "kvpolicy.training.policy_training")}, "evaluate": {("input", "policy_0")}},
+        ),
         # The others take a process each as well.
         pytest.param(
             "kvpolicy.methods.knorm", {"evaluate": {("code", "kvpolicy.methods.knorm")}}, marks=pytest.mark.slow

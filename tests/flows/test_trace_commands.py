@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.schemas import TABLES
-from storage.traces import TraceStore
+from storage.tables.schemas import TABLES
+from storage.traces.store import TraceStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from storage.home import Home
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tests.object_store import faulty_proxy
 
 

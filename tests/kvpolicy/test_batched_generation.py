@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.generation import compressed_generate
+from kvpolicy.inference.generation import compressed_generate
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.learned import LearnedPolicy
-from kvpolicy.streaming import StreamedCaches, StreamedRow
 from tests.conftest import FAMILIES
 from tests.drawn_policy import draw_policy
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.cache import CompactedCache
-from kvpolicy.ranking import NOT_KEPT
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.methods.ranking import NOT_KEPT
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
 NUM_CONTEXT, NUM_TOKENS = 26, 38

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvpolicy.chat_format import PINNED_TIME, dialogue_format, end_ids, prompt_format, rendered_formats
-from kvpolicy.prompts import encode_message
+from kvpolicy.text.chat_format import PINNED_TIME, dialogue_format, end_ids, prompt_format, rendered_formats
+from kvpolicy.text.encoded_sample import encode_message
 from tests.kvpolicy.tiny_tokenizers import KINDS
 
 CHAT = (

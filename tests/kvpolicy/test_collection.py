@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kvpolicy.collection import CollectConfig, collect_trace
-from kvpolicy.loading import load_language_model
-from kvpolicy.prompts import encode
-from kvpolicy.protocol import SETTINGS, cut_sample
-from kvpolicy.sample import Sample
+from kvpolicy.inference.loading import load_language_model
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.text.protocol import SETTINGS, cut_sample
+from kvpolicy.text.sample import Sample
+from kvpolicy.training.collection import CollectConfig, collect_trace
 
 FAMILY = "llama"
 

@@ -5,11 +5,19 @@ from math import erf, sqrt
 import numpy as np
 import pytest
 
-from kvpolicy.comparisons import BETTER, UNDECIDED, WORSE, beats_all, compare_methods, is_contender, is_heuristic
-from kvpolicy.curves import resample_scores
 from kvpolicy.methods.registry import method_names
-from kvpolicy.metrics import METRICS
-from kvpolicy.statistics import Bootstrap, bootstrap_mean, bootstrap_table
+from kvpolicy.results.budget_curves import resample_scores
+from kvpolicy.results.comparisons import (
+    BETTER,
+    UNDECIDED,
+    WORSE,
+    beats_all,
+    compare_methods,
+    is_contender,
+    is_heuristic,
+)
+from kvpolicy.results.metrics import METRICS
+from kvpolicy.results.statistics import Bootstrap, bootstrap_mean, bootstrap_table
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores
 
 

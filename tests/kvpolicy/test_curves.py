@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvpolicy.curves import budget_curves, resample_scores
-from kvpolicy.statistics import Bootstrap, bootstrap_mean
+from kvpolicy.results.budget_curves import budget_curves, resample_scores
+from kvpolicy.results.statistics import Bootstrap, bootstrap_mean
 from tests.kvpolicy.example_scores import BOOTSTRAP, draw, example_scores
 
 

@@ -8,8 +8,8 @@ import torch
 from tokenizers import AddedToken
 
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.cache import CompactedCache
-from kvpolicy.decoding import decode_greedily
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.decoding import decode_greedily
 
 NUM_CONTEXT, NUM_NEW = 20, 24
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers.models.llama.modeling_llama as llama
 
-from kvpolicy import cache
 from kvpolicy.attention.session import ATTENTION_NAME
-from kvpolicy.cache import CompactedCache
-from kvpolicy.fidelity import (
+from kvpolicy.inference import cache
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.fidelity import (
     BY_TOKEN,
     CALL_TOLERANCE,
     FIRST_KEYS,
@@ -18,7 +18,7 @@ from kvpolicy.fidelity import (
     measure_fidelity,
     require_own_attention,
 )
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from tests.conftest import FAMILIES, OTHER_FAMILIES
 
 SUPPORTED = tuple(name for name in FAMILIES | OTHER_FAMILIES if name != "diffllama")

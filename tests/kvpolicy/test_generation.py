@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 
-from kvpolicy.generation import compressed_generate
+from kvpolicy.inference.generation import compressed_generate
 from tests.drawn_policy import draw_policy
 
 FAMILY, DIGEST = "llama", "0" * 64

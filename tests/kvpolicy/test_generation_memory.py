@@ -6,10 +6,10 @@ import gc
 import pytest
 import torch
 
-from kvpolicy import generation
-from kvpolicy.generation import compressed_generate
-from kvpolicy.loading import load_model
-from kvpolicy.prompts import encode_message
+from kvpolicy.inference import generation
+from kvpolicy.inference.generation import compressed_generate
+from kvpolicy.inference.loading import load_model
+from kvpolicy.text.encoded_sample import encode_message
 from tests.drawn_policy import draw_policy
 
 TEXT = "What is kept of a text is decided by what later words will want to know of it, and not by how it sounds. "

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kvpolicy.metrics import GENERATED_METRICS, LOWER_IS_BETTER, METRICS, kl_divergence, token_log_likelihoods
+from kvpolicy.results.metrics import GENERATED_METRICS, LOWER_IS_BETTER, METRICS, kl_divergence, token_log_likelihoods
 
 
 def test_divergence_of_two_tokens_by_hand():

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 import kvpolicy
 from kvpolicy.benchmarks.prompt_set import generate_samples
 from kvpolicy.errors import InputError
-from kvpolicy.pipeline import PipelineConfig, load_preset, parse_config, preset_names
 from kvpolicy.policies.agent import PAPER_TABLE_ROWS, AgentConfig
-from kvpolicy.prompts import encode
-from kvpolicy.protocol import cut_sample
+from kvpolicy.presets.pipeline_config import PipelineConfig, load_preset, parse_config, preset_names
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.text.protocol import cut_sample
 
 
 @pytest.fixture(scope="module")

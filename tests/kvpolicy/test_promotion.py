@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
-from kvpolicy.promotion import LEAST_KL, PromoteConfig, decide_promotion
-from kvpolicy.statistics import bootstrap_mean
+from kvpolicy.results.promotion import LEAST_KL, PromoteConfig, decide_promotion
+from kvpolicy.results.statistics import bootstrap_mean
 from tests.kvpolicy.example_scores import BOOTSTRAP, example_scores
 
 BUDGETS = (64, 128)

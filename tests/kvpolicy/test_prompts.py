@@ -8,16 +8,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, generate
-from kvpolicy.chat_format import dialogue_format, prompt_format
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import (
+from kvpolicy.text.chat_format import dialogue_format, prompt_format
+from kvpolicy.text.encoded_sample import (
     count_all_tokens,
     count_prompt_tokens,
     count_turn_tokens,
     encode,
     encode_message,
 )
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 from tests.kvpolicy.tiny_tokenizers import KINDS
 
 CHAT = (

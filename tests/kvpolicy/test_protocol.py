@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import SETTINGS, Cut, check_setting, cut_sample
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import SETTINGS, Cut, check_setting, cut_sample
+from kvpolicy.text.sample import Sample
 
 SAMPLE = Sample(
     sample_id="ruler/vt/test/0/0/64",

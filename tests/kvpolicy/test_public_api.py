@@ -39,7 +39,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_what_only_users_call_is_in_no_fingerprint_of_a_stage():
     covered = ProjectCode("kvpolicy", "tasks").module_digests("tasks.collect")
     assert "kvpolicy" in covered
-    assert "kvpolicy.generation" not in covered
+    assert "kvpolicy.inference.generation" not in covered
 
 
 def test_a_policy_in_a_folder_is_used_where_the_folder_is(tiny_model_folder, tmp_path):

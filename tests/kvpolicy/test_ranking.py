@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
-from kvpolicy.ranking import (
+from kvpolicy.methods.ranking import (
     NOT_KEPT,
     budget_from_ratio,
     check_allocation,

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from kvpolicy.attention.logit_scale import LogitScale
+from kvpolicy.config.registry import Choice, installed_extensions
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import DEFAULT_METHODS, METHODS, make_method, method_names, method_type
 from kvpolicy.objectives.registry import OBJECTIVES, make_objective
-from kvpolicy.registry import Choice, installed_extensions
-from kvpolicy.training import TrainConfig
+from kvpolicy.training.policy_training import TrainConfig
 from tests.installed_packages import documented_package, install
 
 Installed = Callable[..., Path]

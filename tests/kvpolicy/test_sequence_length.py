@@ -11,17 +11,17 @@ import torch
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
-from kvpolicy.cache import CompactedCache
-from kvpolicy.collection import collect_trace
 from kvpolicy.evaluation import Contender, evaluate_example
-from kvpolicy.generation import compressed_generate
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.generation import compressed_generate
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.registry import make_method
 from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.policies.soft_token_training import SoftTokenConfig, attention_loss, make_lesson
-from kvpolicy.prompts import encode, encode_message
-from kvpolicy.protocol import cut_sample
-from kvpolicy.sample import Sample
-from kvpolicy.streaming import StreamedCaches, StreamedRow
+from kvpolicy.text.encoded_sample import encode, encode_message
+from kvpolicy.text.protocol import cut_sample
+from kvpolicy.text.sample import Sample
+from kvpolicy.training.collection import collect_trace
+from kvpolicy.training.soft_token_training import SoftTokenConfig, attention_loss, make_lesson
 from tests.conftest import OTHER_FAMILIES
 from tests.drawn_policy import draw_policy
 

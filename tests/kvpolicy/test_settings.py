@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpolicy.errors import InputError
-from kvpolicy.pipeline import PipelineConfig
-from kvpolicy.settings import (
+from kvpolicy.config.settings import (
     Count,
     MoreThanZero,
     Positive,
@@ -25,6 +23,8 @@ from kvpolicy.settings import (
     meanings,
     read_settings,
 )
+from kvpolicy.errors import InputError
+from kvpolicy.presets.pipeline_config import PipelineConfig
 
 
 def _refuse_thirteen(number: int) -> None:

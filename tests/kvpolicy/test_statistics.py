@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from kvpolicy.errors import InputError
-from kvpolicy.statistics import average_units, bootstrap_mean, bootstrap_table, paired_difference, resample_means
+from kvpolicy.results.statistics import (
+    average_units,
+    bootstrap_mean,
+    bootstrap_table,
+    paired_difference,
+    resample_means,
+)
 
 SIX_TASKS = [f"task {index % 6}" for index in range(60)]
 

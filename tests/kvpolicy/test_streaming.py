@@ -8,23 +8,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import kvpolicy.streaming as module
+import kvpolicy.inference.streaming as module
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.attention.session import attention_session
-from kvpolicy.decoding import decode_greedily
-from kvpolicy.loading import load_language_model
-from kvpolicy.methods.base import CacheState
-from kvpolicy.methods.registry import make_method, method_names, method_type
-from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.ranking import kept_positions
-from kvpolicy.seeds import derive_seed
-from kvpolicy.streaming import (
+from kvpolicy.inference.decoding import decode_greedily
+from kvpolicy.inference.loading import load_language_model
+from kvpolicy.inference.streaming import (
     StreamedCaches,
     StreamedRow,
     check_recompression,
     token_losses,
 )
+from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.ranking import kept_positions
+from kvpolicy.methods.registry import make_method, method_names, method_type
+from kvpolicy.methods.streaming_llm import StreamingLLM
+from kvpolicy.seeds import derive_seed
 from tests.drawn_policy import draw_policy
 
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}

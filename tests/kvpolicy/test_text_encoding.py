@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from kvpolicy.errors import InputError
-from kvpolicy.text_encoding import Piece, TextEncoder
+from kvpolicy.text.encoding import Piece, TextEncoder
 from tests.kvpolicy.tiny_tokenizers import KINDS, PLAIN_ADDED, decoded, tiny_tokenizer
 
 CONTROLS = ["</s>", "<s>", "<|end|>", "<|turn|>", PLAIN_ADDED, "<unk>"]

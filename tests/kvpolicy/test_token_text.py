@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from kvpolicy.token_text import token_pieces
+from kvpolicy.text.token_text import token_pieces
 from tests.kvpolicy.tiny_tokenizers import KINDS, tiny_tokenizer
 
 

@@ -11,7 +11,14 @@ from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.objectives.registry import OBJECTIVES, make_objective
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.seeds import spawn_seeds
-from kvpolicy.training import TraceBatch, TrainConfig, _backward, clip_by_head, heldout_cost, train_agents
+from kvpolicy.training.policy_training import (
+    TraceBatch,
+    TrainConfig,
+    _backward,
+    clip_by_head,
+    heldout_cost,
+    train_agents,
+)
 
 AGENT = AgentConfig(width=16, position_dim=8)
 NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 48
@@ -258,7 +265,7 @@ def test_without_memory_for_all_heads_fewer_are_trained_at_a_time(most_heads, mo
     config = _config(num_steps=5)
     _, cost, _ = _train(config)
     device = _Device(most_heads)
-    monkeypatch.setattr("kvpolicy.training.make_objective", device)
+    monkeypatch.setattr("kvpolicy.training.policy_training.make_objective", device)
     _, same_cost, records = _train(config)
     torch.testing.assert_close(same_cost, cost, atol=0, rtol=0.1)  # five steps of Adam make much of rounding
     assert {record.heads_at_once for record in records} == {most_heads}
@@ -267,13 +274,13 @@ def test_without_memory_for_all_heads_fewer_are_trained_at_a_time(most_heads, mo
 
 def test_draws_of_a_step_that_is_taken_again_are_its_own(monkeypatch):
     config = _config(num_steps=3, objective="rloo")
-    monkeypatch.setattr("kvpolicy.training.make_objective", _Device(2))
+    monkeypatch.setattr("kvpolicy.training.policy_training.make_objective", _Device(2))
     (first, _, _), (second, _, _) = _train(config), _train(config)
     assert torch.equal(first.hidden1_weight, second.hidden1_weight)
 
 
 def test_no_memory_for_a_single_head_is_one_line(monkeypatch, fails_in_one_line):
-    monkeypatch.setattr("kvpolicy.training.make_objective", _Device(0))
+    monkeypatch.setattr("kvpolicy.training.policy_training.make_objective", _Device(0))
     message = fails_in_one_line(_train, _config(num_steps=1))
     assert "does not fit in the device's memory" in message and "batch_sequences" in message
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from storage import openlineage_delivery
-from storage.artifacts import Artifact
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_bytes
 from storage.home import Home
+from storage.lineage.artifacts import Artifact
+from storage.openlineage import delivery as openlineage_delivery
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from storage.artifacts import Artifact
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_bytes
 from storage.home import Home
-from storage.parquet import write_rows
+from storage.lineage.artifacts import Artifact
+from storage.tables.parquet import write_rows
 from tests.storage.conftest import artifact, curve_row
 
 FLOW_RUN = "d70bf81b-2f56-4231-9b4d-7c599ef1e665"

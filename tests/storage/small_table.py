@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.tables import Table
+from storage.tables.lance_table import Table
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("number", pa.int64())])
 

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage import compaction
-from storage.artifacts import Artifact
-from storage.catalog import Catalog, RunRecorder
+from storage.catalog.catalog import Catalog, RunRecorder
 from storage.errors import StorageError
 from storage.home import Home
-from storage.schemas import TABLES
+from storage.lineage.artifacts import Artifact
+from storage.tables.lance_table import compaction
+from storage.tables.schemas import TABLES
 from tests.storage.conftest import artifact, curve_row
 
 MODEL = artifact("model", "m")
@@ -99,7 +99,7 @@ def test_an_interrupt_after_the_record_does_not_make_it_a_failure(
         if dataset.uri.endswith("runs.lance"):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("storage.tables._FILES_AT_MOST", 1)
+    monkeypatch.setattr("storage.tables.lance_table._FILES_AT_MOST", 1)
     monkeypatch.setattr(compaction, "merge_files", interrupted)
     with pytest.raises(KeyboardInterrupt), run:
         pass

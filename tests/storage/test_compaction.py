@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.compaction import num_settled
-from storage.tables import Table
+from storage.tables.compaction import num_settled
+from storage.tables.lance_table import Table
 from tests.storage.small_table import SCHEMA, table_at
 
 MANY = 70_000  # so many rows are worth an index
@@ -42,7 +42,7 @@ while True:
 
 KILLED_BETWEEN_FILES_AND_INDEXES = """
 import os, signal, sys
-from storage import compaction
+from storage.tables.lance_table import compaction
 from tests.storage.small_table import table_at
 
 compaction.bring_indexes_up = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from storage.catalog import Catalog
-from storage.differences import Difference, compare_runs
+from storage.catalog.catalog import Catalog
+from storage.catalog.run_differences import Difference, compare_runs
 from storage.errors import StorageError
 from tests.storage.conftest import artifact, curve_row
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
-from storage.graph import render_tree
+from storage.lineage.graph import render_tree
 from tests.storage.conftest import artifact, curve_row
 
 MLFLOW = "0123456789abcdef0123456789abcdef"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.manifest import Manifest, TraceCollection, TraceRow
-from storage.traces import TraceStore
+from storage.traces.manifest import Manifest, TraceCollection, TraceRow
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 

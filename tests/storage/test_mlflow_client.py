@@ -14,14 +14,14 @@ import pytest
 from storage.database import require_sqlite
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 from tests.bound import bound_by_permissions
 
 PREPARE = """
 import sys
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 try:
     Tracking(Home.open(sys.argv[1], create=False)).prepare()
 except StorageError as error:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.database import require_sqlite, sqlite_path, sqlite_uri
 from storage.errors import StorageError
 from storage.home import Home
-from storage.parquet import read_rows, write_rows
-from storage.places import Place
-from storage.provenance import render_provenance
-from storage.registered_models import RegisteredModels
-from storage.traces import TraceStore
-from storage.tracking import CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
+from storage.lineage.provenance import render_provenance
+from storage.mlflow.registered_models import RegisteredModels
+from storage.mlflow.tracking import CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
+from storage.tables.parquet import read_rows, write_rows
+from storage.traces.places import Place
+from storage.traces.store import TraceStore
 from tests.storage.conftest import artifact
 from tests.storage.trace_content import trace_sample, write
 

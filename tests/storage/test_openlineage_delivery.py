@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from storage import openlineage_delivery
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
+from storage.catalog.recorded_runs import recorded_runs
 from storage.errors import StorageError
 from storage.home import Home
-from storage.openlineage_delivery import send_events
-from storage.openlineage_events import run_events, run_uuid
-from storage.recorded_runs import recorded_runs
+from storage.openlineage import delivery as openlineage_delivery
+from storage.openlineage.delivery import send_events
+from storage.openlineage.events import run_events, run_uuid
 from tests.storage.openlineage_checks import problems
 from tests.storage.openlineage_runs import events_in, record
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_receiver")
 _ROOT = Path(__file__).parents[2]
 _MANY = """
 import sys
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 catalog = Catalog(Home.open(sys.argv[1]))
 for index in range(int(sys.argv[2])):
@@ -77,7 +77,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 def test_a_run_that_is_going_on_or_was_killed_has_its_start(catalog: Catalog, home: Home) -> None:
     script = (
-        "import os, sys\nfrom storage.catalog import Catalog\nfrom storage.home import Home\n"
+        "import os, sys\nfrom storage.catalog.catalog import Catalog\nfrom storage.home import Home\n"
         "with Catalog(Home.open(sys.argv[1])).record_run(stage='s', stage_key='k', parameters={}, inputs={},"
         " code_fingerprint='f'):\n    os.kill(os.getpid(), 9)\n"
     )

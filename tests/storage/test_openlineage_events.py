@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
+from storage.catalog.recorded_runs import recorded_runs
 from storage.digests import digest_bytes
 from storage.home import Home
-from storage.openlineage_delivery import event_lines
-from storage.openlineage_events import run_events, run_uuid
-from storage.recorded_runs import recorded_runs
+from storage.openlineage.delivery import event_lines
+from storage.openlineage.events import run_events, run_uuid
 from tests.storage.conftest import artifact, curve_row
 from tests.storage.openlineage_checks import problems
 from tests.storage.openlineage_runs import FLOW_RUN, MODEL, events_in, record

@@ -9,7 +9,7 @@ import pytest
 
 from storage.digests import digest_json
 from storage.errors import StorageError
-from storage.parquet import read_rows, write_rows
+from storage.tables.parquet import read_rows, write_rows
 
 ROWS = [
     {"name": "first", "count": 1, "share": 0.1, "is_kept": True, "parts": ["a", "b"], "note": None},

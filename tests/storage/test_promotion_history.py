@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.catalog import Catalog
-from storage.promotions import (
+from storage.catalog.catalog import Catalog
+from storage.catalog.promotions import (
     AUTOMATIC,
     KEPT,
     MANUAL,

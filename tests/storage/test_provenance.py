@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prov.model import ProvDocument
 
-from storage.artifacts import Artifact
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_bytes
-from storage.graph import LineageGraph
-from storage.provenance import NAMESPACE, render_provenance
+from storage.lineage.artifacts import Artifact
+from storage.lineage.graph import LineageGraph
+from storage.lineage.provenance import NAMESPACE, render_provenance
 from tests.storage.conftest import artifact
 
 HOSTILE = """a "name" with <tags> & 'quotes' \\ and é\nlines"""

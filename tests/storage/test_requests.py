@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from storage.artifacts import request_artifact
-from storage.catalog import Catalog
-from storage.differences import compare_runs, find_run
-from storage.requests import RequestRecord, StageName, recorded_requests
+from storage.catalog.catalog import Catalog
+from storage.catalog.requests import RequestRecord, StageName, recorded_requests
+from storage.catalog.run_differences import compare_runs, find_run
+from storage.lineage.artifacts import request_artifact
 from tests.storage.conftest import artifact
 
 FIRST, SECOND = (request_artifact({"seed": seed}, f"seed {seed}") for seed in (1, 2))
@@ -78,10 +78,16 @@ def test_without_requests_there_is_nothing_to_ask_about(asked: Catalog) -> None:
 
 
 def test_a_repetition_is_compared_as_any_run_and_stands_for_nothing(asked: Catalog) -> None:
-    original = run(asked, "train", modules={"kvpolicy.training": "a" * 64})
-    again = run(asked, "train", repeats=original, modules={"kvpolicy.training": "b" * 64}, code_fingerprint="e" * 64)
+    original = run(asked, "train", modules={"kvpolicy.training.policy_training": "a" * 64})
+    again = run(
+        asked,
+        "train",
+        repeats=original,
+        modules={"kvpolicy.training.policy_training": "b" * 64},
+        code_fingerprint="e" * 64,
+    )
     found = {(difference.kind, difference.name) for difference in compare_runs(asked, original, again)}
-    assert found == {("code", "code_fingerprint"), ("code", "module kvpolicy.training")}
+    assert found == {("code", "code_fingerprint"), ("code", "module kvpolicy.training.policy_training")}
     assert find_run(asked, POLICY.artifact_id)["run_id"] == original
     assert find_run(asked, again)["run_id"] == again
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
-from storage.schemas import TABLES
-from storage.views import MACROS, VIEWS
+from storage.tables.schemas import TABLES
+from storage.tables.views import MACROS, VIEWS
 from tests.storage.conftest import artifact, curve_row
 
 
@@ -192,7 +192,7 @@ def test_quotes_in_an_id_are_part_of_it(filled: Catalog) -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.5, 0.8, 1.1])
 def test_a_slow_query_can_be_interrupted(filled: Catalog, home: Home, delay_s: float) -> None:
     code = (
-        "import sys; from storage.home import Home; from storage.catalog import Catalog;"
+        "import sys; from storage.home import Home; from storage.catalog.catalog import Catalog;"
         "catalog = Catalog(Home.open(sys.argv[1], create=False)); print(catalog.sql('SELECT 1').num_rows, flush=True);"
         "catalog.sql('SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b')"
     )
@@ -229,7 +229,7 @@ def test_an_unknown_table_is_answered_with_the_known_ones(catalog: Catalog) -> N
 
 def test_a_process_that_asks_is_quick(filled: Catalog, home: Home) -> None:
     code = (
-        "import sys; from storage.home import Home; from storage.catalog import Catalog;"
+        "import sys; from storage.home import Home; from storage.catalog.catalog import Catalog;"
         "print(Catalog(Home.open(sys.argv[1], create=False)).sql('SELECT count(*) AS n FROM curves').to_pylist())"
     )
     started = time.perf_counter()

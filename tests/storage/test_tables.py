@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import StorageError, one_line
-from storage.tables import Table
+from storage.tables.lance_table import Table
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("number", pa.int64())])
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage.errors import StorageError
-from storage.parquet import write_rows
+from storage.tables.parquet import write_rows
 from storage.token_ranks import (
     CONTEXTS,
     RANKINGS,

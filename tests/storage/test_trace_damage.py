@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StorageError
-from storage.traces import COMPRESSIONS, TraceRow, TraceStore
+from storage.traces.store import COMPRESSIONS, TraceRow, TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 FLIPS = 1000
@@ -23,7 +23,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 from storage.errors import StorageError
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 disk = Path(sys.argv[1])

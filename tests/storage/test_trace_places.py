@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageError
-from storage.fragment_content import STORED_DTYPES
 from storage.home import Home
-from storage.places import Place
-from storage.trace_layout import FORMAT_VERSION
-from storage.traces import COMPRESSIONS, TraceStore
+from storage.traces.fragment_content import STORED_DTYPES
+from storage.traces.layout import FORMAT_VERSION
+from storage.traces.places import Place
+from storage.traces.store import COMPRESSIONS, TraceStore
 from tests.object_store import FaultyProxy, credentials, faulty_proxy
 from tests.storage.trace_content import tensors, trace_sample, write
 
@@ -26,7 +26,7 @@ _DTYPES = [getattr(torch, name) for name in STORED_DTYPES]
 # Both begin a new store with the same sample; prints what it has committed.
 RACING = """
 import sys
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 store = TraceStore(sys.argv[1])

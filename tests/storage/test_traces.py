@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import StorageError
-from storage.trace_layout import find_manifest
-from storage.traces import TraceStore
+from storage.traces.layout import find_manifest
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import DTYPES, tensors, trace_sample, write
 
 

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 KILLED = """
 import os, signal, sys
-from storage.manifest import Manifest
-from storage.traces import TraceStore
+from storage.traces.manifest import Manifest
+from storage.traces.store import TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 Manifest.commit = lambda self, rows: os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import CHALLENGER, CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
+from storage.mlflow.tracking import CHALLENGER, CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
 
 TIME = 1_700_000_000_000
 DIGEST = "d" * 64
@@ -29,7 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 SETUP = """
 import sys
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
 
 Tracking(Home.open(sys.argv[1])).prepare()
 import mlflow.telemetry.client as telemetry

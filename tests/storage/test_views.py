@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
-from storage.schemas import TABLES
+from storage.tables.schemas import TABLES
 from tests.storage.conftest import artifact
 
 Row = Mapping[str, Any]

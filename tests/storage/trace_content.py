@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from storage.traces import TraceSample, TraceStore, Written
+from storage.traces.store import TraceSample, TraceStore, Written
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig
-from kvpolicy.chat_format import rendered_formats
+from kvpolicy.text.chat_format import rendered_formats
 from storage.home import Home
-from tasks.loaded_model import load_model
+from tasks.framework.references import ModelRef, PromptsRef
+from tasks.inputs.loaded_model import load_model
 from tasks.model import register_model
 from tasks.prompts import write_prompts
-from tasks.references import ModelRef, PromptsRef
 
 PROMPTS = PromptConfig(tasks=("niah_single_1", "vt"), length_tokens=1200)
 

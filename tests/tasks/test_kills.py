@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.collection import CollectConfig
-from storage.catalog import Catalog
+from kvpolicy.training.collection import CollectConfig
+from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tasks.collect import collection_stage
-from tasks.references import ModelRef, PromptsRef
+from tasks.framework.references import ModelRef, PromptsRef
 from tests.tasks.trace_writers import collect_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

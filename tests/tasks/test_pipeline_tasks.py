@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpolicy.collection import CollectConfig, collect_trace
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.policies.policy_set import load_policy
-from kvpolicy.training import TrainConfig
-from storage.catalog import Catalog
+from kvpolicy.training.collection import CollectConfig, collect_trace
+from kvpolicy.training.policy_training import TrainConfig
+from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
 from storage.token_ranks import list_contexts, list_rankings, read_context
-from storage.traces import TraceStore
+from storage.traces.store import TraceStore
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import evaluate_shard, read_costs, read_scores
-from tasks.loaded_model import load_model
+from tasks.framework.references import trained_ref
+from tasks.framework.stage import find_completed
+from tasks.framework.wholeness import is_whole
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded
 from tasks.publish import EvaluationWork, publish_curves
-from tasks.references import trained_ref
-from tasks.samples import read_encoded
-from tasks.stage import find_completed
 from tasks.train import assemble_policy, train_heads
-from tasks.wholeness import is_whole
 
 COLLECT = CollectConfig(num_train_samples=2, num_heldout_samples=1, samples_per_fragment=3)
 TRAIN = TrainConfig(agent=AgentConfig(width=8), num_steps=4, num_warmup_steps=1, heldout_every_steps=2)

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.chat_format import rendered_formats
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.pipeline import PipelineConfig
 from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.policies.soft_token_training import SoftTokenConfig
-from kvpolicy.prompts import count_prompt_tokens
-from kvpolicy.training import TrainConfig
-from storage.catalog import Catalog
+from kvpolicy.presets.pipeline_config import PipelineConfig
+from kvpolicy.text.chat_format import rendered_formats
+from kvpolicy.text.encoded_sample import count_prompt_tokens
+from kvpolicy.training.policy_training import TrainConfig
+from kvpolicy.training.soft_token_training import SoftTokenConfig
+from storage.catalog.catalog import Catalog
 from storage.digests import digest_json
 from storage.home import Home
-from storage.parquet import write_rows
+from storage.tables.parquet import write_rows
 from tasks.checks import check_prompts
-from tasks.loaded_model import load_model
+from tasks.inputs.loaded_model import load_model
+from tasks.inputs.samples import read_encoded, read_samples, sample_row
 from tasks.model import register_model
 from tasks.prompts import prompts_stage, write_prompts
-from tasks.samples import read_encoded, read_samples, sample_row
 from tests.conftest import CHAT_TEMPLATE
 from tests.tasks.conftest import PROMPTS
 

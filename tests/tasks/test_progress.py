@@ -3,7 +3,7 @@
 import logging
 import re
 
-from tasks.progress import progress
+from tasks.framework.progress import progress
 
 
 def test_without_a_terminal_the_end_is_a_line(caplog):

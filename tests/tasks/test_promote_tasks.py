@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.collection import CollectConfig
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
-from kvpolicy.promotion import PromoteConfig, decide_promotion
-from kvpolicy.training import TrainConfig
-from storage.catalog import Artifact, Catalog
+from kvpolicy.results.promotion import PromoteConfig, decide_promotion
+from kvpolicy.training.collection import CollectConfig
+from kvpolicy.training.policy_training import TrainConfig
+from storage.catalog.catalog import Artifact, Catalog
+from storage.catalog.promotions import read_history
 from storage.digests import digest_json
 from storage.errors import StorageError
 from storage.home import Home
-from storage.parquet import write_rows
-from storage.promotions import read_history
-from storage.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.tables.parquet import write_rows
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import SCORES, evaluate_shard, read_scores
+from tasks.framework.references import ShardRef
 from tasks.promote import (
     champion_config,
     decide_on_challenger,
@@ -31,7 +32,6 @@ from tasks.promote import (
     roll_back,
 )
 from tasks.publish import EvaluationWork, evaluated_examples, publish_curves
-from tasks.references import ShardRef
 from tasks.registration import ensure_registered
 from tasks.train import assemble_policy, train_heads
 

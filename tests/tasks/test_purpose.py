@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from prefect.context import TagsContext, hydrated_context, serialize_context
 
-from storage.artifacts import request_artifact
-from storage.catalog import Artifact, Catalog, RunRecorder
+from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_bytes
 from storage.home import Home
-from tasks.purpose import Purpose, acting_for, current_purpose
-from tasks.stage import Stage, find_completed, run_stage
+from storage.lineage.artifacts import request_artifact
+from tasks.framework.purpose import Purpose, acting_for, current_purpose
+from tasks.framework.stage import Stage, find_completed, run_stage
 
 REQUEST = request_artifact({"seed": 1}, "a request")
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from kvpolicy.sample import Sample
-from storage.parquet import write_rows
-from tasks.references import PromptsRef
-from tasks.samples import read_samples
+from kvpolicy.text.sample import Sample
+from storage.tables.parquet import write_rows
+from tasks.framework.references import PromptsRef
+from tasks.inputs.samples import read_samples
 
 PLAIN = Sample(
     sample_id="ruler/vt/test/0/0/64",

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from kvpolicy.errors import InputError
-from kvpolicy.training import TraceBatch
+from kvpolicy.training.policy_training import TraceBatch
 from storage.errors import StorageError
-from storage.traces import TraceSample, TraceStore
-from tasks.traces import _BATCHES_AHEAD, shuffled_batches, single_batches
+from storage.traces.store import TraceSample, TraceStore
+from tasks.inputs.stored_traces import _BATCHES_AHEAD, shuffled_batches, single_batches
 
 LENGTHS = (50, 90, 30, 70, 60)
 NUM_HEADS, DIM = 4, 8

@@ -8,9 +8,9 @@ import pytest
 
 from kvpolicy.errors import InputError
 from storage.digests import short_id
-from storage.traces import TraceStore
-from tasks.references import SnapshotRef
-from tasks.traces import snapshot_rows
+from storage.traces.store import TraceStore
+from tasks.framework.references import SnapshotRef
+from tasks.inputs.stored_traces import snapshot_rows
 from tests.storage.trace_content import trace_sample, write
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.training import TrainConfig
-from storage.catalog import Artifact, Catalog, RunRecorder
+from kvpolicy.training.policy_training import TrainConfig
+from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
-from storage.tracking import Tracking
+from storage.mlflow.tracking import Tracking
+from tasks.framework.references import ModelRef, PromptsRef, SnapshotRef
+from tasks.framework.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
 from tasks.publish import EvaluationWork
-from tasks.references import ModelRef, PromptsRef, SnapshotRef
-from tasks.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
 from tasks.train import training_stage
 
 RESULT = Artifact(kind="evaluation", digest=digest_bytes(b"result"), name="a result")
@@ -157,7 +157,12 @@ def test_code_that_changes_no_result_changes_no_key():
         assert importlib.util.find_spec(name) is not None  # a module that was renamed would count again
     covered = Stage(name="train", module="tasks.train", inputs={}, parameters={}).modules.keys()
     assert not covered & _CHANGES_NO_RESULT
-    assert {"tasks.train", "kvpolicy.training", "kvpolicy.objectives.cost", "tasks.traces"} <= covered
+    assert {
+        "tasks.train",
+        "kvpolicy.training.policy_training",
+        "kvpolicy.objectives.cost",
+        "tasks.inputs.stored_traces",
+    } <= covered
 
 
 def test_a_stage_runs_what_its_request_chooses_and_no_other_choice():

@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 import torch
 
-from storage.traces import TraceSample, TraceStore
-from tasks.traces import _PADDING_TOKENS, read_batch, shuffled_batches, single_batches
+from storage.traces.store import TraceSample, TraceStore
+from tasks.inputs.stored_traces import _PADDING_TOKENS, read_batch, shuffled_batches, single_batches
 
 LENGTHS = (5, 9, 3, 7, 6)
 NUM_HEADS, DIM = 4, 8

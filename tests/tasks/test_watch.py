@@ -12,7 +12,7 @@ import pytest
 
 from kvpolicy.models.model_sources import ModelSource
 from kvpolicy.models.reference import default_cache, resolve_model
-from storage.catalog import Catalog
+from storage.catalog.catalog import Catalog
 from storage.home import Home
 from tasks.model import register_model
 from tasks.watch import (

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import RECORD, WEIGHTS, PolicySet
-from kvpolicy.specs import ModelSpec
-from storage.catalog import Artifact
-from storage.parquet import write_rows
+from storage.catalog.catalog import Artifact
+from storage.tables.parquet import write_rows
 from storage.token_ranks import write_token_ranks
-from tasks.wholeness import is_whole
+from tasks.framework.wholeness import is_whole
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import torch
 import transformers.models.llama.modeling_llama  # noqa: F401
 import zarrs  # noqa: F401
 
-from kvpolicy.collection import CollectConfig
+from kvpolicy.training.collection import CollectConfig
 from storage.environment import environment
 from storage.home import Home
 from tasks.collect import collect_fragment
-from tasks.references import ModelRef, PromptsRef
+from tasks.framework.references import ModelRef, PromptsRef
 
 environment()
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 
 def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:

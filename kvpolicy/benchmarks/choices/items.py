@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.rows import Row, read_rows
+from kvpolicy.benchmarks.file_rows import Row, read_rows
+from kvpolicy.benchmarks.sample_request import SampleRequest
 
 
 @dataclass(frozen=True, kw_only=True)

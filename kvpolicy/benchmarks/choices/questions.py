@@ -14,12 +14,12 @@ from functools import partial
 
 from kvpolicy.benchmarks.choices.items import Item, read_items
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS, Layout
-from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.ruler.plan import largest_fitting
+from kvpolicy.benchmarks.ruler.prompt_plan import largest_fitting
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.splits import share_out, stable_seed
 from kvpolicy.benchmarks.task import TaskInfo
-from kvpolicy.prompts import count_all_tokens
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import count_all_tokens
+from kvpolicy.text.sample import Sample
 
 VERSION = "1"
 _DESCRIPTIONS = {

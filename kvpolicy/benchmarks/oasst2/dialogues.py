@@ -22,11 +22,11 @@ from itertools import count
 from random import Random
 
 from kvpolicy.benchmarks.oasst2.trees import Conversation, long_texts, read_conversations
-from kvpolicy.benchmarks.request import SampleRequest
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.splits import share_out
 from kvpolicy.benchmarks.task import TaskInfo
-from kvpolicy.prompts import count_all_tokens, count_turn_tokens
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import count_all_tokens, count_turn_tokens
+from kvpolicy.text.sample import Sample
 
 BENCHMARK = "oasst2"
 VERSION = "2"

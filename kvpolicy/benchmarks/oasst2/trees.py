@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicy.benchmarks.request import SampleRequest
-from kvpolicy.benchmarks.rows import Row, read_rows
+from kvpolicy.benchmarks.file_rows import Row, read_rows
+from kvpolicy.benchmarks.sample_request import SampleRequest
 
 _ROLES = ("prompter", "assistant")  # by the parity of their place in a path
 READY = "ready_for_export"

@@ -12,7 +12,7 @@ from kvpolicy.benchmarks.ruler.generator import sample_seed
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, ruler_task
 from kvpolicy.benchmarks.ruler.texts import MIN_SENTENCE_WORDS, split_sentences
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 _NEEDLE = re.compile(r"One of the special magic \w+ for (\S+) is: (\S+?)\.(?=\s|$)")
 _ASSIGNMENT = re.compile(r"\bVAR ([A-Z]+) = (?:VAR )?(\w+)")

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
-from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler.needles import plan_needles
-from kvpolicy.benchmarks.ruler.plan import Plan, largest_fitting
+from kvpolicy.benchmarks.ruler.prompt_plan import Plan, largest_fitting
 from kvpolicy.benchmarks.ruler.questions import plan_question
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, RulerTask, ruler_task
 from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
 from kvpolicy.benchmarks.ruler.variables import plan_variables
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 from kvpolicy.benchmarks.ruler.words import plan_common_words, plan_frequent_words
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.sources import DataFiles
 from kvpolicy.benchmarks.splits import check_split, stable_seed
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_prompt_tokens
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import count_prompt_tokens
+from kvpolicy.text.sample import Sample
 
 _NO_TEXTS = RulerTexts()
 
@@ -47,7 +47,7 @@ def generate(
         seed: Seed of the set of samples.
         length_tokens: Prompt tokens and tokens to generate, together, at most.
         count_tokens: Prompt tokens of a sample as the model sees them, such as
-            `kvpolicy.prompts.count_prompt_tokens` with a tokenizer.
+            `kvpolicy.text.encoded_sample.count_prompt_tokens` with a tokenizer.
         texts: Outside texts, from `read_texts`; seven tasks need one.
 
     Returns:

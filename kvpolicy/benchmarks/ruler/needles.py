@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvpolicy.benchmarks.ruler.plan import Lazy, Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Parts
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 

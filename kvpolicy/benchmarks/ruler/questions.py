@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvpolicy.benchmarks.ruler.plan import Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Parts
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.ruler.texts import Question, QuestionPool
 from kvpolicy.benchmarks.ruler.vocabulary import Draw

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpolicy.benchmarks.rows import parse_json, read_rows, read_text
+from kvpolicy.benchmarks.file_rows import parse_json, read_rows, read_text
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.sources import SOURCES, DataFile, DataFiles, missing_source
 from kvpolicy.benchmarks.splits import SPLITS, in_several, split_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvpolicy.benchmarks.ruler.needles import NOISE
-from kvpolicy.benchmarks.ruler.plan import Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Parts
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 
 NUM_HOPS = 4

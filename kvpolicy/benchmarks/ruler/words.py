@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from kvpolicy.benchmarks.ruler.plan import Lazy, Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Parts
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 
 NUM_COMMON = 10

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvpolicy.ranking import NOT_KEPT
+from kvpolicy.methods.ranking import NOT_KEPT
 
 
 def masked_forward(network, tokens, kept, spec, num_context):

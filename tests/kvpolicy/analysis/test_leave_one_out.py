@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy import batching
 from kvpolicy.analysis.leave_one_out import all_but_one, choose_tokens, divergence_without, token_scores
 from kvpolicy.analysis.ranks import spearman
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.metrics import kl_divergence
+from kvpolicy.inference import batching
+from kvpolicy.results.metrics import kl_divergence
 from tests.kvpolicy.analysis.masked import masked_forward
 
 NUM_CONTEXT, NUM_TOKENS = 26, 38

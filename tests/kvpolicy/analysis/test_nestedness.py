@@ -9,7 +9,7 @@ from kvpolicy.analysis.nestedness import compare_nested_sets
 from kvpolicy.analysis.reward import recompute_importance
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.ranking import kept_positions
+from kvpolicy.methods.ranking import kept_positions
 
 ALWAYS = {"num_sink_tokens": 2, "num_recent_tokens": 3}
 FREE = {"num_sink_tokens": 0, "num_recent_tokens": 0}

@@ -16,8 +16,8 @@ from kvpolicy.attention import weights
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import prefill
-from kvpolicy.cache import CompactedCache
-from kvpolicy.ranking import NOT_KEPT, kept_positions
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.methods.ranking import NOT_KEPT, kept_positions
 from tests.kvpolicy.analysis.masked import masked_importance
 
 NUM_CONTEXT, NUM_TOKENS = 26, 38

@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
-from kvpolicy.cache import CompactedCache
-from kvpolicy.finite import is_finite, require_finite_entries
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.loading import load_language_model
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.streaming import StreamedCaches, StreamedRow
+from kvpolicy.models.finite import is_finite, require_finite_entries
 
 DAMAGE = {
     "lm_head.weight": (torch.nan, "the model's logits are not finite"),

@@ -7,7 +7,7 @@ from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import probe_attention, run_probe
 from kvpolicy.attention.weights import attention_blocks
-from kvpolicy.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma")
 

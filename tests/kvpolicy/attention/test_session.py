@@ -10,8 +10,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import kvpolicy.attention.session as module
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.session import ATTENTION_NAME, attention_session, register_attention
-from kvpolicy.cache import CompactedCache
 from kvpolicy.errors import InputError
+from kvpolicy.inference.cache import CompactedCache
 
 FAMILIES = ("llama", "llama_mha", "qwen2", "qwen3", "phi3", "mistral", "gemma", "gemma2")
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}

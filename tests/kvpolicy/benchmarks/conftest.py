@@ -13,10 +13,10 @@ from written_files import PUBLIC_FILES, data_entries
 from written_ruler_texts import prose, write_hotpotqa, write_squad
 
 from kvpolicy.benchmarks.registry import task_info
-from kvpolicy.benchmarks.request import SampleRequest
 from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
+from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.sources import find_files
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 TEXT_KINDS = ["written", "public"] if PUBLIC_FILES.is_dir() else ["written"]
 

@@ -4,7 +4,7 @@ from kvpolicy.benchmarks.registry import benchmark_names, task_info, task_names,
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, VERSION
 from kvpolicy.benchmarks.sources import SOURCES
 from kvpolicy.errors import InputError
-from kvpolicy.metrics import METRICS
+from kvpolicy.results.metrics import METRICS
 
 
 def test_ruler_is_listed_with_what_each_task_needs() -> None:

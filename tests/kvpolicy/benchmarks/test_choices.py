@@ -12,7 +12,7 @@ from kvpolicy.benchmarks.choices.items import Item, read_items
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS
 from kvpolicy.benchmarks.splits import SPLITS, split_of
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_all_tokens, encode
+from kvpolicy.text.encoded_sample import count_all_tokens, encode
 
 NAMES = [info.task for info in TASKS]
 KINDS = source_kinds(*NAMES)

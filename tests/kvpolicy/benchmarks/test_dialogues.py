@@ -15,7 +15,7 @@ from kvpolicy.benchmarks.oasst2.dialogues import FILLED_SHARE, FUTURE_SHARES, _C
 from kvpolicy.benchmarks.oasst2.trees import read_conversations
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_all_tokens, encode
+from kvpolicy.text.encoded_sample import count_all_tokens, encode
 
 KINDS = source_kinds("oasst2")
 

@@ -8,7 +8,7 @@ from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.benchmarks.scoring import score_answer
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
-from kvpolicy.prompts import count_all_tokens
+from kvpolicy.text.encoded_sample import count_all_tokens
 
 NAMES = [info.task for info in TASKS]
 # THUDM/LongBench, config/dataset2prompt.json; the blank at the end of the first one comes before our answer.

@@ -8,7 +8,7 @@ from written_files import data_entries
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.benchmarks.registry import task_info, tasks_of
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS
-from kvpolicy.prompts import count_all_tokens, count_prompt_tokens, encode
+from kvpolicy.text.encoded_sample import count_all_tokens, count_prompt_tokens, encode
 
 CONFIG = PromptConfig(tasks=("niah_single_1", "vt"), length_tokens=1200)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_files import write_lines
 
-from kvpolicy.benchmarks.rows import FORMATS, Row, read_rows, read_text
+from kvpolicy.benchmarks.file_rows import FORMATS, Row, read_rows, read_text
 from kvpolicy.benchmarks.sources import SOURCES, DataFile
 from kvpolicy.errors import InputError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.generator import sample_seed
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 Count = Callable[[Sample], int]
 # Tokens of the longest unit of each haystack under the test's counter: what a full prompt may leave unused.

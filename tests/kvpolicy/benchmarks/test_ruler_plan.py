@@ -4,7 +4,7 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.benchmarks.ruler.plan import Lazy, largest_fitting
+from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, largest_fitting
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.needles import NOISE
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 Count = Callable[[Sample], int]
 NEEDLE = re.compile(r"One of the special magic (?:number|uuid)s for ([\w-]+) is: ([\w-]+)\.")

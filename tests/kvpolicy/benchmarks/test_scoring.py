@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvpolicy.benchmarks.scoring import choose_option, retrieval, rouge_l, score_answer, score_options, string_match
 from kvpolicy.errors import InputError
-from kvpolicy.sample import Sample
+from kvpolicy.text.sample import Sample
 
 SAMPLE = Sample(
     sample_id="ruler/vt/test/0/0/1000",

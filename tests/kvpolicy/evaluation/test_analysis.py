@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from kvpolicy.evaluation import analyse_example, evaluate_example
-from kvpolicy.prompts import encode
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.text.sample import Sample
 
 BUDGETS = (24, 33, 48)
 SETTINGS = ("query_agnostic", "query_aware")

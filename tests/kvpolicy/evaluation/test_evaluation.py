@@ -6,18 +6,18 @@ from collections import Counter
 import pytest
 import torch
 
-from kvpolicy import batching
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.ruler import generate
 from kvpolicy.benchmarks.scoring import score_answer
-from kvpolicy.cache import CompactedCache
 from kvpolicy.evaluation import Contender, answers, evaluate_example
+from kvpolicy.inference import batching
+from kvpolicy.inference.cache import CompactedCache
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.knorm import KNorm
+from kvpolicy.methods.ranking import kept_positions
 from kvpolicy.methods.registry import make_method, method_names
-from kvpolicy.prompts import count_prompt_tokens, encode
-from kvpolicy.ranking import kept_positions
-from kvpolicy.sample import Sample
+from kvpolicy.text.encoded_sample import count_prompt_tokens, encode
+from kvpolicy.text.sample import Sample
 
 BUDGETS = (20, 33, 48)
 SETTINGS = ("query_agnostic", "query_aware")

@@ -7,9 +7,9 @@ import torch
 
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.evaluation import evaluate_example
-from kvpolicy.prompts import encode
-from kvpolicy.sample import Sample
-from kvpolicy.streaming import StreamedCaches, StreamedRow, token_losses
+from kvpolicy.inference.streaming import StreamedCaches, StreamedRow, token_losses
+from kvpolicy.text.encoded_sample import encode
+from kvpolicy.text.sample import Sample
 
 SETTINGS = ("query_agnostic", "query_aware")
 

@@ -14,9 +14,9 @@ import kvpolicy.integrations.kvpress as module
 from kvpolicy import compressed_generate, load_model, load_policy
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.integrations.kvpress import PolicyPress
+from kvpolicy.methods.ranking import kept_positions
 from kvpolicy.models.reference import find_model
-from kvpolicy.prompts import encode_message
-from kvpolicy.ranking import kept_positions
+from kvpolicy.text.encoded_sample import encode_message
 from tests.drawn_policy import SMALL, draw_policy
 from tests.kvpolicy.integrations.pressed import indices_of, load_network, pressed
 

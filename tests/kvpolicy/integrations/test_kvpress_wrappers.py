@@ -15,7 +15,7 @@ from kvpolicy import load_model
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.integrations.kvpress import PolicyPress
 from kvpolicy.methods.allocation import adaptive_budgets
-from kvpolicy.ranking import kept_positions, retention_ranks
+from kvpolicy.methods.ranking import kept_positions, retention_ranks
 from tests.drawn_policy import draw_policy
 from tests.kvpolicy.integrations.pressed import indices_of, load_network, pressed
 

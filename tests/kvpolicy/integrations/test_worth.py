@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvpolicy.integrations.worth import ALWAYS_KEPT_WORTH, worth_of_entries
-from kvpolicy.ranking import retention_ranks
+from kvpolicy.methods.ranking import retention_ranks
 
 CONTESTED = slice(4, -16)
 

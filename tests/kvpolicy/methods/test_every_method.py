@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kvpolicy.attention.probe import ProbeStates
 from kvpolicy.errors import InputError
 from kvpolicy.methods.base import CacheState, kept_by_method
+from kvpolicy.methods.ranking import NOT_KEPT, kept_positions
 from kvpolicy.methods.registry import make_method, method_names, method_type
 from kvpolicy.methods.streaming_llm import StreamingLLM
-from kvpolicy.ranking import NOT_KEPT, kept_positions
 
 NAMES = method_names()
 

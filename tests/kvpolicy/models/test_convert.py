@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from kvpolicy.digests import digest_file
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.convert import convert_gguf, converted_place
 from kvpolicy.models.gguf_file import GgufFile, read_gguf
 from kvpolicy.models.reference import resolve_model

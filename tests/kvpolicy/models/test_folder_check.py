@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.folder_check import require_loadable_folder
 from kvpolicy.models.model_folder import TEMPLATES, content_files, is_content
 from kvpolicy.models.reference import resolve_model
@@ -19,7 +19,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from kvpolicy.errors import InputError
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.reference import resolve_model
 for folder in sys.argv[1:]:
     for use in (resolve_model, lambda folder: load_language_model(Path(folder), dtype="float32")):

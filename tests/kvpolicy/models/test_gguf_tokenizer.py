@@ -4,7 +4,7 @@ import pytest
 import transformers
 from tokenizers import pre_tokenizers
 
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.convert import convert_gguf
 from tests.gguf_of_model import write_model_gguf
 from tests.tiny_gguf import CHAT_TEMPLATE

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.language_model import read_spec
 
 SHAPES = {

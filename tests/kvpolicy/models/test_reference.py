@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from kvpolicy.errors import InputError
-from kvpolicy.loading import load_language_model
+from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.convert import convert_gguf
 from kvpolicy.models.embedded import GGUF_MEMBER, WHEEL_SHA256
 from kvpolicy.models.model_folder import RECORD

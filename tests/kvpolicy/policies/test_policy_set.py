@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
 from kvpolicy.policies.policy_set import RECORD, SAVED, WEIGHTS, PolicySet, join_agents, load_policy
-from kvpolicy.specs import ModelSpec
 
 SPEC = ModelSpec(num_layers=2, num_query_heads=4, num_kv_heads=2, head_dim=6, max_positions=128)
 CONFIG = AgentConfig(width=16, position_dim=8)

@@ -9,16 +9,16 @@ from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method
-from kvpolicy.policies.soft_token_training import (
+from kvpolicy.text.encoded_sample import EncodedSample
+from kvpolicy.text.protocol import SETTINGS
+from kvpolicy.text.sample import Sample
+from kvpolicy.training.soft_token_training import (
     SoftTokenConfig,
     attention_loss,
     greedy_response,
     make_lesson,
     train_soft_tokens,
 )
-from kvpolicy.prompts import EncodedSample
-from kvpolicy.protocol import SETTINGS
-from kvpolicy.sample import Sample
 
 CONFIG = SoftTokenConfig(num_tokens=4, num_steps=30, response="reference")
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
+from kvpolicy.config.specs import ModelSpec
 from kvpolicy.policies.soft_tokens import RECORD, SAVED, WEIGHTS, SoftTokens, load_soft_tokens
-from kvpolicy.specs import ModelSpec
 
 SPEC = ModelSpec(num_layers=2, num_query_heads=4, num_kv_heads=2, head_dim=6, max_positions=128)
 

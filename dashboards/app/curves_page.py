@@ -1,0 +1,185 @@
+"""Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards.app.choosing import FindServices, choose_evaluation, choose_place, lineage_link, mlflow_link, origin
+from dashboards.app.comparing import CompareScores, ComparisonQuestion
+from dashboards.app.content import Nothing, Page, numbers_file
+from dashboards.app.difference_panels import Difference, draw_differences, read_differences
+from dashboards.app.records import Evaluation, Records, Row
+from dashboards.app.selection import Selection
+from dashboards.figures.curves import draw_panel
+from dashboards.figures.drawing import Figure
+from dashboards.figures.points import points_table
+from dashboards.figures.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, task_label
+from dashboards.figures.styles import heuristics, in_order, method_order, metric_label, metric_order, short_metric
+from dashboards.rendering.table import Cell, Table, table
+
+_SCALES = [("log", "logarithmic"), ("linear", "linear")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    evaluation: Evaluation
+    rows: list[Row]
+    panel: Panel
+    differences: dict[str, list[Difference]]
+    log_budget: bool
+
+
+def curves_page(records: Records, compare: CompareScores, find_services: FindServices, selection: Selection) -> Page:
+    """The page.
+
+    Args:
+        records: of the home.
+        compare: compares methods where the catalog has no comparisons: within single tasks, and of some seeds.
+        find_services: tells whether MLflow's pages can be linked to.
+        selection: its choices.
+
+    Raises:
+        Nothing: there is no evaluation, or it has no curves.
+    """
+    chosen = _choose(records, compare, selection)
+    kept, full_note = split_full(chosen.panel)
+    figures = [_curves_figure(chosen, kept, full_note, csv_url=selection.url("curves.csv"))]
+    shown = {line.method for line in kept.series}
+    differences = {method: entries for method, entries in chosen.differences.items() if method in shown}
+    if differences:
+        figures.append(_differences_figure(chosen, kept, differences, csv_url=selection.url("curves.csv")))
+    return Page(
+        template="figures.html",
+        content={
+            "title": "Budget curves",
+            "lead": f"{metric_label(kept.metric)}, against what each KV head keeps.",
+            "figures": figures,
+            "tables": [points_table(chosen.panel, folded=True), _origins(chosen.rows, find_services())],
+            "origin": origin(chosen.evaluation),
+        },
+    )
+
+
+def _curves_figure(chosen: _Chosen, kept: Panel, full_note: str, *, csv_url: str) -> Figure:
+    title = f"{short_metric(kept.metric)}: {kept.label}"
+    return Figure(
+        name="curves",
+        title=title,
+        drawing=draw_panel(kept, log_budget=chosen.log_budget),
+        label=f"Line chart. {title}, {len(kept.series)} methods over {len(kept.budgets)} budgets. "
+        "All values are in the table below.",
+        height=520,
+        note="; ".join(filter(None, [direction(kept.metric), full_note, band_note([chosen.panel])])),
+        csv_url=csv_url,
+    )
+
+
+def _differences_figure(
+    chosen: _Chosen, kept: Panel, differences: Mapping[str, Sequence[Difference]], *, csv_url: str
+) -> Figure:
+    better = "below 0 is better" if direction(kept.metric).startswith("lower") else "above 0 is better"
+    intervals = [
+        (entry.low, entry.high) for entries in differences.values() for entry in entries if entry.low is not None
+    ]
+    if any(low != high for low, high in intervals):
+        bands = "bands: intervals of paired differences, over samples and seeds"
+    elif intervals:
+        bands = "no bands: all intervals have no width, as those of one sample a task"
+    else:
+        bands = "differences of means, without intervals, since the samples' scores are not in the catalog"
+    return Figure(
+        name="differences",
+        title=f"Difference to the best heuristic: {kept.label}",
+        drawing=draw_differences(differences, kept, log_budget=chosen.log_budget),
+        label=f"Line chart of the difference to the best heuristic at each budget, {len(differences)} methods.",
+        note=f"{better}; {bands}",
+        csv_url=csv_url,
+    )
+
+
+def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
+    """The numbers of the page as a CSV file."""
+    chosen = _choose(records, compare, selection)
+    differences = {(method, entry.budget): entry for method, entries in chosen.differences.items() for entry in entries}
+    panel, rows = chosen.panel, []
+    for line in panel.series:
+        for point in line.points:
+            entry = differences.get((line.method, point.budget))
+            ends = (point.low, point.high) if point.has_interval else ("", "")
+            against = ("", "", "", "") if entry is None else (entry.baseline, entry.value, entry.low, entry.high)
+            place = (panel.benchmark, panel.setting, panel.task, panel.metric)
+            rows.append(
+                [*place, line.method, point.budget, point.value, *ends, point.num_samples, point.num_seeds, *against]
+            )
+    columns = (
+        "benchmark", "setting", "task", "metric", "method", "budget", "value", "ci_low", "ci_high", "n", "num_seeds",
+        "best_heuristic", "difference", "difference_low", "difference_high",
+    )  # fmt: skip
+    return numbers_file(columns, rows)
+
+
+def _choose(records: Records, compare: CompareScores, selection: Selection) -> _Chosen:
+    evaluation = choose_evaluation(records, selection)
+    rows = records.curves(evaluation)
+    if not rows:
+        raise Nothing("The curves of this evaluation are not in the catalog.", "kvp evaluate")
+    rows = choose_place(selection, rows)
+    metrics = sorted({row["metric"] for row in rows}, key=metric_order)
+    metric = selection.one("metric", "Metric", [(name, metric_label(name)) for name in metrics])
+    rows = [row for row in rows if row["metric"] == metric]
+    tasks = sorted({row["task"] for row in rows}, key=lambda task: (task != MEAN_TASK, task))
+    task = selection.one("task", "Task", [(name, task_label(name)) for name in tasks])
+    rows = [row for row in rows if row["task"] == task]
+    scale = selection.one("scale", "Budget axis", _SCALES)
+    methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
+    seeds = sorted({row["seed"] for row in rows})
+    wanted = selection.several("seed", "Seeds", [(str(seed), str(seed)) for seed in seeds])
+    # A method of a single seed does not depend on it, so that there is no choice.
+    all_seeds: dict[str, set[int]] = {}
+    for row in rows:
+        all_seeds.setdefault(row["method"], set()).add(row["seed"])
+    of_seeds = [row for row in rows if str(row["seed"]) in wanted or len(all_seeds[row["method"]]) == 1]
+    drawn = [row for row in of_seeds if row["method"] in methods]
+    if not drawn:
+        raise Nothing(f"None of the chosen methods has seed {', '.join(wanted)}.", "")
+    (panel,), (whole,) = make_panels(drawn), make_panels(of_seeds)
+    if task == MEAN_TASK and len(of_seeds) == len(rows):
+        comparisons: Sequence[Mapping[str, Any]] = records.comparisons(evaluation)
+    else:
+        comparisons = records.compared(_question(evaluation, whole, of_seeds), compare)
+    return _Chosen(
+        evaluation=evaluation,
+        rows=drawn,
+        panel=panel,
+        differences=read_differences(whole, comparisons, heuristics(rows)),
+        log_budget=scale == "log",
+    )
+
+
+def _question(evaluation: Evaluation, panel: Panel, rows: Sequence[Row]) -> ComparisonQuestion:
+    return ComparisonQuestion(
+        run_id=evaluation.run_id,
+        benchmark=panel.benchmark,
+        setting=panel.setting,
+        metric=panel.metric,
+        task=panel.task,
+        seeds=tuple(sorted({(row["method"], row["seed"]) for row in rows})),
+    )
+
+
+def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
+    """Each curve with what it is to the lineage and to MLflow."""
+    firsts = {(row["method"], row["seed"]): row for row in reversed(rows)}
+    lines: list[list[Cell]] = [
+        [
+            method,
+            str(seed),
+            lineage_link(firsts[method, seed]["curve_id"]),
+            lineage_link(trained) if (trained := firsts[method, seed]["policy_set_id"]) else "",
+            mlflow_link(services, firsts[method, seed]["mlflow_run_id"]) or "",
+        ]
+        for method, seed in sorted(firsts, key=lambda curve: (method_order(curve[0]), curve[1]))
+    ]
+    columns = ["method", "seed", "curve", "made from", "MLflow"]
+    shown = len(columns) - ("mlflow" not in services)
+    return table("Where each curve is from", columns[:shown], [line[:shown] for line in lines], folded=True, numeric=())

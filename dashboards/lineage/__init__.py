@@ -1,0 +1,1 @@
+"""Lineage as a picture and a page: groups, layers, SVG."""

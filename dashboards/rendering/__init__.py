@@ -1,0 +1,1 @@
+"""Pages, tables, numbers and times, written in one way."""

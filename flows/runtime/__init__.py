@@ -1,0 +1,1 @@
+"""The process of a command: environment, streams, and settings of this machine."""

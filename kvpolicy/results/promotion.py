@@ -1,0 +1,156 @@
+"""Whether a newly trained policy set takes the place of the present one: the challenger against the champion.
+
+Both have ranked the same held-out examples at the same budgets. They are compared by fidelity, the KL divergence from
+the full cache in nats, as it resolves what a small model's answers cannot. Of each example the statistic is the mean
+over budgets of challenger minus champion; its mean over tasks has a paired bootstrap interval
+(`kvpolicy.results.statistics`) and is called better or worse by the rule that compares methods
+(`kvpolicy.results.comparisons`).
+
+A better mean may hide a budget at which the challenger is worse, since small budgets have most of the KL. So at every
+budget the mean over tasks may be worse by a margin at most, relative to the champion's there. This is asked of the
+estimate, not of its interval: a budget that few examples make look bad keeps the champion, the side to err on. Where
+the champion's KL is below `LEAST_KL` the margin is relative to that, as bfloat16 leaves so much of no difference.
+
+The interval is over examples alone. It says that this policy set is better than that one, not that its training is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from kvpolicy.config.settings import NotNegative, Settings
+from kvpolicy.errors import InputError
+from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE, verdict_on
+from kvpolicy.results.statistics import Interval, resample_means
+
+METRIC = "kl"
+LEAST_KL = 1e-3  # nats
+_LOWER_IS_BETTER = -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromoteConfig(Settings):
+    """When a new policy set becomes the champion."""
+
+    margin: NotNegative = 0.05
+    """How much worse the new set may be at a single budget, as a share of the champion's KL there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionDecision:
+    """What was decided, and by which figures; there are none where nothing was compared.
+
+    Attributes:
+        promoted: Whether the challenger becomes the champion.
+        reason: Why, in one line.
+        difference: Challenger minus champion in nats of KL, mean over budgets and tasks.
+        worst_budget: Budget at which the challenger is worst against the champion, in tokens.
+        worst_change: How much worse it is there, as a share of the champion's KL; negative where it is better.
+    """
+
+    promoted: bool
+    reason: str
+    difference: Interval | None = None
+    worst_budget: int | None = None
+    worst_change: float | None = None
+
+
+FIRST_CHAMPION = PromotionDecision(promoted=True, reason="there was no champion yet")
+
+
+def decide_promotion(
+    challenger: Sequence[ExampleScore],
+    champion: Sequence[ExampleScore],
+    config: PromoteConfig,
+    *,
+    seed: int,
+    num_resamples: int,
+    confidence: float,
+) -> PromotionDecision:
+    """Decide between two policy sets.
+
+    Args:
+        challenger: KL of the new one: one score for each example and budget, all of one setting.
+        champion: The same of the present one.
+        config: When to promote.
+        seed: Of the bootstrap.
+        num_resamples: Of the bootstrap.
+        confidence: Of the interval.
+
+    Raises:
+        InputError: If the two were not judged on the same examples at the same budgets.
+    """
+    new, old = _by_example(challenger), _by_example(champion)
+    budgets = sorted({budget for scores in (*new.values(), *old.values()) for budget in scores})
+    if new.keys() != old.keys() or not new:
+        raise InputError(
+            f"promotion: challenger and champion have {len(new)} and {len(old)} examples, {len(new.keys() & old)} in "
+            "common: judge both on the same ones"
+        )
+    a, b = (_table(scores, list(new), budgets) for scores in (new, old))
+    resamples = resample_means(
+        np.column_stack([a, b, (a - b).mean(axis=1)]),
+        strata=[f"{benchmark} {task}" for benchmark, task, _ in new],
+        seed=seed,
+        num_resamples=num_resamples,
+    )
+    difference = resamples.intervals(confidence).interval(2 * len(budgets))
+    means, of_champion = np.split(resamples.mean[:-1], 2)
+    changes = (means - of_champion) / np.maximum(of_champion, LEAST_KL)
+    worst = int(changes.argmax())
+    promoted, reason = _judge(difference, budgets[worst], float(changes[worst]), config.margin, confidence)
+    return PromotionDecision(
+        promoted=promoted,
+        reason=reason,
+        difference=difference,
+        worst_budget=budgets[worst],
+        worst_change=float(changes[worst]),
+    )
+
+
+def _judge(
+    difference: Interval, worst_budget: int, worst_change: float, margin: float, confidence: float
+) -> tuple[bool, str]:
+    least = 1 - math.floor(math.log2(1.0 - confidence))
+    if difference.n < least:
+        return False, f"{difference.n} examples are too few: at {confidence:.0%} it takes at least {least}"
+    if difference.smallest_stratum == 1:
+        return False, "a task has one example, whose spread is unknown: judge at least two of each"
+    verdict = verdict_on(difference, _LOWER_IS_BETTER, confidence)
+    figures = f"KL differs by {difference.mean:+.4g} nats, {difference.low:+.4g} to {difference.high:+.4g}"
+    if verdict != BETTER:
+        return False, {WORSE: f"worse: {figures}", UNDECIDED: f"undecided: {figures}"}[verdict]
+    at_worst = f"at budget {worst_budget} by {worst_change:+.1%}, where {margin:.1%} is allowed"
+    if worst_change > margin:
+        return False, f"better on average ({figures}), but worse {at_worst}"
+    return True, f"better: {figures}; at worst {at_worst}"
+
+
+def _by_example(scores: Sequence[ExampleScore]) -> dict[tuple[str, str, str], dict[int, float]]:
+    by_example: dict[tuple[str, str, str], dict[int, float]] = {}
+    for score in scores:
+        of_example = by_example.setdefault((score.benchmark, score.task, score.sample_id), {})
+        if score.metric != METRIC or score.budget in of_example:
+            raise InputError(
+                f"promotion: {score.metric} of sample {score.sample_id} at budget {score.budget}, expected {METRIC} "
+                "once for each budget: pass the scores of one setting and one policy set"
+            )
+        of_example[score.budget] = score.value
+    return by_example
+
+
+def _table(
+    scores: Mapping[tuple[str, str, str], Mapping[int, float]],
+    examples: Sequence[tuple[str, str, str]],
+    budgets: Sequence[int],
+) -> Float[np.ndarray, "example budget"]:
+    for example in examples:
+        if missing := [budget for budget in budgets if budget not in scores[example]]:
+            raise InputError(
+                f"promotion: sample {example[2]} was not judged at budget {missing[0]} by both: judge both alike"
+            )
+    return np.array([[scores[example][budget] for budget in budgets] for example in examples])

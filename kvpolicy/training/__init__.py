@@ -1,0 +1,1 @@
+"""What is trained and on what: collected attention, policies per KV head, soft tokens, objectives compared."""

@@ -1,0 +1,1 @@
+"""The catalog of a home: runs, requests, promotions, differences between runs, SQL."""

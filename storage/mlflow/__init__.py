@@ -1,0 +1,1 @@
+"""MLflow: curve runs, policy sets and models in its registry, and what was deleted there."""

@@ -1,0 +1,1 @@
+"""OpenLineage: events built of recorded runs, and their delivery."""

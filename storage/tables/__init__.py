@@ -1,0 +1,1 @@
+"""Rows in Lance tables and Parquet files: schemas, views, compaction."""

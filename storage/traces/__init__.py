@@ -1,0 +1,1 @@
+"""The trace store: fragments in a folder or on S3, their manifest, reading, verification and export."""

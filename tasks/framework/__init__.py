@@ -1,0 +1,1 @@
+"""How a task becomes a stage: declaration, key, lock, record, repair, progress."""

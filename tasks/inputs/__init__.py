@@ -1,0 +1,1 @@
+"""What tasks read: the model, samples, traces, trained policies, stored scores."""
