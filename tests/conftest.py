@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -32,6 +33,10 @@ from tests.object_store import credentials, make_bucket, s3_server
 
 # Tests ask servers of their own, whatever proxy is set where they run.
 reach_loopback_directly()
+
+# No example is timed: on busy cores one of them takes many times as long.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Before anything of kvpolicy is imported: from here on its annotations are checked at every call.
 install_import_hook("kvpolicy", "beartype.beartype")

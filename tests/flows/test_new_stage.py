@@ -31,9 +31,9 @@ def sources(tmp_path):
     """A copy of the product that has the page's stage."""
     settings, field, stage, imported, flow = re.findall(r"```python\n(.+?)```", PAGE.read_text(), flags=re.DOTALL)
     place = copied_sources(tmp_path)
-    _replace(place / "kvpolicy" / "pipeline.py", BEFORE_CLASS, f"{settings}\n\n{BEFORE_CLASS}")
-    _replace(place / "kvpolicy" / "pipeline.py", SETTINGS, f"{SETTINGS}Positive, ")
-    _replace(place / "kvpolicy" / "pipeline.py", LAST_FIELD, f"{LAST_FIELD}{field}")
+    _replace(place / "kvpolicy" / "presets" / "pipeline_config.py", BEFORE_CLASS, f"{settings}\n\n{BEFORE_CLASS}")
+    _replace(place / "kvpolicy" / "presets" / "pipeline_config.py", SETTINGS, f"{SETTINGS}Positive, ")
+    _replace(place / "kvpolicy" / "presets" / "pipeline_config.py", LAST_FIELD, f"{LAST_FIELD}{field}")
     (place / "tasks" / "lengths.py").write_text(stage)
     _replace(place / "flows" / "stages.py", FIRST_IMPORT, f"{imported}{FIRST_IMPORT}")
     _replace(place / "flows" / "stages.py", FLOW, flow)

@@ -112,7 +112,7 @@ def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_p
     home, original = small_run.home, newest(small_run.home, "train")
     before = results(home), mlflow_points(home)
     sources = copied_sources(tmp_path)
-    module = sources / "kvpolicy" / "training.py"
+    module = sources / "kvpolicy" / "training" / "policy_training.py"
     module.write_text(module.read_text().replace("0.01 + 0.99", "0.02 + 0.98"))
     finished = kvp("rerun", original["run_id"], "--json", home=home, PYTHONPATH=str(sources))
     assert finished.code == 1, finished.stderr
@@ -143,7 +143,7 @@ def test_other_code_that_changes_results_is_told(kvp, kvp_here, small_run, tmp_p
 @pytest.mark.slow  # an evaluation in a process of its own
 def test_other_code_that_changes_no_result_is_identical(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
-    module = sources / "kvpolicy" / "curves.py"
+    module = sources / "kvpolicy" / "results" / "budget_curves.py"
     module.write_text(module.read_text() + "\nCHANGED = 1\n")
     original = newest(small_run.home, "evaluate")["run_id"]
     finished = kvp("rerun", original, "--json", home=small_run.home, PYTHONPATH=str(sources))

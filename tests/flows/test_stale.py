@@ -61,7 +61,7 @@ def test_what_changes_no_result_makes_nothing_stale(kvp, small_run, tmp_path):
         append(sources / name, "CHANGED = 1")
     for name in ("tasks/train.py", "kvpolicy/attention/importance.py", "kvpolicy/methods/knorm.py"):
         append(sources / name, "# a remark")
-    change(sources / "kvpolicy" / "training.py", '"""Training ', '"""Another docstring. Training ')
+    change(sources / "kvpolicy" / "training" / "policy_training.py", '"""Training ', '"""Another docstring. Training ')
     (sources / "README.md").write_text("another text")
     # A method and an objective that are new, and what was not chosen.
     methods, objectives = sources / "kvpolicy" / "methods", sources / "kvpolicy" / "objectives"
@@ -125,7 +125,11 @@ def test_a_module_that_changed_makes_stale_what_runs_it(kvp, small_run, tmp_path
 def test_modules_that_came_and_went_are_named(kvp, small_run, tmp_path):
     sources = copied_sources(tmp_path)
     (sources / "kvpolicy" / "schedules.py").write_text('"""Another module."""\n')
-    change(sources / "kvpolicy" / "training.py", "import copy\n", "import copy\nimport kvpolicy.schedules\n")
+    change(
+        sources / "kvpolicy" / "training" / "policy_training.py",
+        "import copy\n",
+        "import copy\nimport kvpolicy.schedules\n",
+    )
     rows = json.loads(kvp("stale", "--json", home=small_run.home, PYTHONPATH=str(sources)).stdout)
     came = next(row for row in rows if row["name"] == "kvpolicy.schedules")
     assert (came["stage"], came["kind"], came["recorded"]) == (TRAIN, "code", None)

@@ -11,7 +11,10 @@ from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
 
 ROOT = Path(__file__).parents[2]
-SCHEMAS = [*Path(__file__).with_name("openlineage_spec").glob("*.json"), *(ROOT / "storage" / "facets").glob("*.json")]
+SCHEMAS = [
+    *Path(__file__).with_name("openlineage_spec").glob("*.json"),
+    *(ROOT / "storage" / "openlineage" / "facets").glob("*.json"),
+]
 REGISTRY: Registry[Any] = Registry().with_resources(
     (schema["$id"], Resource.from_contents(schema)) for schema in (json.loads(path.read_text()) for path in SCHEMAS)
 )
