@@ -40,7 +40,7 @@ _PACKAGE = "kvpolicy"
 
 @attr.define
 class StageRunFacet(RunFacet):
-    """What kvpolicy knows of a run beyond the standard facets; its schema is storage/openlineage/facets/StageRunFacet.json."""
+    """Facts of a run beyond the standard facets; its schema is storage/openlineage/facets/StageRunFacet.json."""
 
     catalogRunId: str  # the style of names is OpenLineage's
     stageKey: str
