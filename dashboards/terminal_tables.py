@@ -7,9 +7,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from dashboards.figures.series import MEAN_TASK, Panel, Point, direction, make_panels, task_label
-from dashboards.figures.styles import BOUNDS, LEARNED, LOWER_IS_BETTER, metric_label, setting_label
+from dashboards.figures.series import Panel, Point, direction, make_panels, task_label
+from dashboards.figures.styles import metric_label, setting_label
 from dashboards.rendering.formats import NOTHING, duration, short_number
+from kvpolicy.names import BOUNDS, LEARNED, MEAN_TASK
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 BETTER_MARK = "†"
 

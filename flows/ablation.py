@@ -7,7 +7,7 @@ from flows.pipeline import find_before, pipeline_flow
 from flows.plan import planned, serving
 from flows.request import Request
 from flows.stages import run_works
-from kvpolicy.training.ablation import ObjectiveOutcome, ObjectiveRow, compare_objectives
+from kvpolicy.results.objectives import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from storage.tables.lance_table import quote

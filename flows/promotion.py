@@ -4,7 +4,7 @@ from functools import partial
 from itertools import chain
 
 from flows.runners.fan_out import run_parts
-from kvpolicy.results.comparisons import LEARNED
+from kvpolicy.names import LEARNED
 from storage.catalog.catalog import Catalog
 from storage.catalog.promotions import read_history
 from tasks.evaluate import ExampleGroup, evaluate_shard

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvpolicy.benchmarks.registry import tasks_of
 from kvpolicy.methods.registry import method_type
-from kvpolicy.results.budget_curves import MEAN_TASK, CurvePoint
+from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.budget_curves import CurvePoint
 from storage.catalog.catalog import Artifact, Catalog, RunRecorder
 from storage.digests import digest_json
 from storage.home import Home

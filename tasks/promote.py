@@ -11,8 +11,8 @@ from typing import Any
 
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.names import LEARNED
 from kvpolicy.results.budget_curves import ExampleScore
-from kvpolicy.results.comparisons import LEARNED
 from kvpolicy.results.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
 from storage.catalog.catalog import Catalog, RunRecorder
 from storage.catalog.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history

@@ -60,13 +60,13 @@ def publish_curves(work: "EvaluationWork", shards: Sequence[ShardRef], analyses:
         scores = read_scores([*shards, *analyses])
         bootstrap = Bootstrap(seed=work.seed, num_resamples=config.num_resamples, confidence=config.confidence)
         tables = resample_scores(scores, bootstrap)
-        points, comparisons = budget_curves(tables), compare_methods(tables)
+        points, comparisons = budget_curves(tables), compare_methods(tables, config.trained)
         benchmarks = list(dict.fromkeys(score.benchmark for score in scores))
         artifact = Artifact(
             kind="evaluation",
             digest=digest_json([stage.key, *parts.values()]),
             name=f"{model.name} on {', '.join(benchmarks)}, {prompts.num_samples} samples",
-            metadata={"beats_all": _wins(comparisons)},
+            metadata={"beats_all": _wins(comparisons, config.trained)},
         )
         conditions = {
             "dtype": model.dtype,
@@ -95,9 +95,9 @@ def publish_curves(work: "EvaluationWork", shards: Sequence[ShardRef], analyses:
     return reference, outcome
 
 
-def _wins(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+def _wins(comparisons: Sequence[Comparison], trained: Mapping[str, str]) -> list[dict[str, Any]]:
     """Where the learned policy is better than every baseline, budget by budget, in the order of the metrics."""
-    wins = sorted(beats_all(comparisons).items(), key=lambda win: list(METRICS).index(win[0][2]))
+    wins = sorted(beats_all(comparisons, trained).items(), key=lambda win: list(METRICS).index(win[0][2]))
     return [
         {
             "benchmark": benchmark,

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dashboards.app.choosing import FindServices, choose_evaluation, choose_place, lineage_link, mlflow_link, origin
-from dashboards.app.comparing import CompareScores, ComparisonQuestion
 from dashboards.app.content import Nothing, Page, numbers_file
 from dashboards.app.difference_panels import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
@@ -13,9 +11,10 @@ from dashboards.app.selection import Selection
 from dashboards.figures.curves import draw_panel
 from dashboards.figures.drawing import Figure
 from dashboards.figures.points import points_table
-from dashboards.figures.series import MEAN_TASK, Panel, band_note, direction, make_panels, split_full, task_label
+from dashboards.figures.series import Panel, band_note, direction, make_panels, split_full, task_label
 from dashboards.figures.styles import heuristics, in_order, method_order, metric_label, metric_order, short_metric
 from dashboards.rendering.table import Cell, Table, table
+from kvpolicy.names import MEAN_TASK
 
 _SCALES = [("log", "logarithmic"), ("linear", "linear")]
 
@@ -29,19 +28,18 @@ class _Chosen:
     log_budget: bool
 
 
-def curves_page(records: Records, compare: CompareScores, find_services: FindServices, selection: Selection) -> Page:
+def curves_page(records: Records, find_services: FindServices, selection: Selection) -> Page:
     """The page.
 
     Args:
         records: of the home.
-        compare: compares methods where the catalog has no comparisons: within single tasks, and of some seeds.
         find_services: tells whether MLflow's pages can be linked to.
         selection: its choices.
 
     Raises:
         Nothing: there is no evaluation, or it has no curves.
     """
-    chosen = _choose(records, compare, selection)
+    chosen = _choose(records, selection)
     kept, full_note = split_full(chosen.panel)
     figures = [_curves_figure(chosen, kept, full_note, csv_url=selection.url("curves.csv"))]
     shown = {line.method for line in kept.series}
@@ -97,9 +95,9 @@ def _differences_figure(
     )
 
 
-def curves_file(records: Records, compare: CompareScores, selection: Selection) -> str:
+def curves_file(records: Records, selection: Selection) -> str:
     """The numbers of the page as a CSV file."""
-    chosen = _choose(records, compare, selection)
+    chosen = _choose(records, selection)
     differences = {(method, entry.budget): entry for method, entries in chosen.differences.items() for entry in entries}
     panel, rows = chosen.panel, []
     for line in panel.series:
@@ -118,7 +116,7 @@ def curves_file(records: Records, compare: CompareScores, selection: Selection) 
     return numbers_file(columns, rows)
 
 
-def _choose(records: Records, compare: CompareScores, selection: Selection) -> _Chosen:
+def _choose(records: Records, selection: Selection) -> _Chosen:
     evaluation = choose_evaluation(records, selection)
     rows = records.curves(evaluation)
     if not rows:
@@ -144,26 +142,15 @@ def _choose(records: Records, compare: CompareScores, selection: Selection) -> _
         raise Nothing(f"None of the chosen methods has seed {', '.join(wanted)}.", "")
     (panel,), (whole,) = make_panels(drawn), make_panels(of_seeds)
     if task == MEAN_TASK and len(of_seeds) == len(rows):
-        comparisons: Sequence[Mapping[str, Any]] = records.comparisons(evaluation)
+        comparisons = records.comparisons(evaluation)
     else:
-        comparisons = records.compared(_question(evaluation, whole, of_seeds), compare)
+        comparisons = records.compared(evaluation, of_seeds)
     return _Chosen(
         evaluation=evaluation,
         rows=drawn,
         panel=panel,
         differences=read_differences(whole, comparisons, heuristics(rows)),
         log_budget=scale == "log",
-    )
-
-
-def _question(evaluation: Evaluation, panel: Panel, rows: Sequence[Row]) -> ComparisonQuestion:
-    return ComparisonQuestion(
-        run_id=evaluation.run_id,
-        benchmark=panel.benchmark,
-        setting=panel.setting,
-        metric=panel.metric,
-        task=panel.task,
-        seeds=tuple(sorted({(row["method"], row["seed"]) for row in rows})),
     )
 
 

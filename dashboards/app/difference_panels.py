@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from dashboards.figures.curves import band, budget_axis, line
 from dashboards.figures.drawing import new_drawing
 from dashboards.figures.series import Panel
-from dashboards.figures.styles import BOUNDS, LOWER_IS_BETTER
 from dashboards.rendering.formats import interval
+from kvpolicy.names import BOUNDS
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACL
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
 from dashboards.figures.drawing import GREY, Figure, log_axis, new_drawing
-from dashboards.figures.styles import LEARNED, style_of
+from dashboards.figures.styles import style_of
 from dashboards.rendering.formats import number
+from kvpolicy.names import LEARNED
 from storage.token_ranks import StoredContext
 
 RANK = "kvp evaluate --set evaluate.num_ranked=1"

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dashboards.app.comparing import CompareScores, ComparisonQuestion
+from dashboards.figures.styles import made_from
+from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.budget_curves import resample_scores
+from kvpolicy.results.comparisons import compare_methods
 from storage.catalog.catalog import Artifact, Catalog
+from storage.catalog.stored_scores import stored_bootstrap, stored_scores
 from storage.home import Home
 from storage.tables.lance_table import quote
 from storage.token_ranks import StoredContext, list_contexts, list_rankings, read_context
@@ -160,9 +164,29 @@ class Records:
         """Its paired differences between methods, mean over tasks."""
         return self._of_run("comparisons", evaluation.run_id, _COMPARISON)
 
-    def compared(self, question: ComparisonQuestion, compare: CompareScores) -> Sequence[Mapping[str, Any]]:
-        """What a comparison of samples' scores gives, made once."""
-        return self._once(("compared", question), lambda: compare(question))
+    def compared(self, evaluation: Evaluation, curves: Sequence[Row]) -> list[Row]:
+        """Compare methods within a task, or by some seeds, as the evaluation itself compared them over all.
+
+        Args:
+            evaluation: the evaluation.
+            curves: points of the curves to compare, all of one benchmark, setting, metric and task.
+
+        Returns:
+            Rows like those of `comparisons`; none if the scores of the samples are lost.
+        """
+        wanted = {name: curves[0][name] for name in ("benchmark", "setting", "metric", "task")}
+        contenders = frozenset((row["method"], row["seed"]) for row in curves)
+        key = ("compared", evaluation.run_id, *wanted.values(), contenders)
+        if wanted["task"] == MEAN_TASK:
+            del wanted["task"]
+
+        def compare() -> list[Row]:
+            scores = stored_scores(self.catalog, evaluation.run_id, **wanted)
+            chosen = [score for score in scores if (score.method, score.seed) in contenders]
+            tables = resample_scores(chosen, stored_bootstrap(self.catalog, evaluation.run_id))
+            return [comparison.to_row() for comparison in compare_methods(tables, made_from(curves))]
+
+        return self._once(key, compare)
 
     def head_costs(self, evaluation: Evaluation) -> list[Row]:
         """What each method's ranking costs each head."""

@@ -25,7 +25,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboards.app.choosing import FindServices
-from dashboards.app.comparing import CompareScores, compare_nothing
 from dashboards.app.content import Nothing, Page
 from dashboards.app.curves_page import curves_file, curves_page
 from dashboards.app.heads_page import heads_page
@@ -47,17 +46,16 @@ _POLICY = (  # scripts and data from here only; plotly sets styles, and makes im
 )
 
 
-def make_app(home: Home, find_services: FindServices = dict, compare: CompareScores = compare_nothing) -> Starlette:
+def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
     """The application.
 
     Args:
         home: what it shows.
         find_services: asked whenever links into other pages are shown.
-        compare: compares methods within single tasks, and of some seeds.
     """
     records = Records(home)
     pages: Mapping[str, Callable[[Selection], Page]] = {
-        "curves": functools.partial(curves_page, records, compare, find_services),
+        "curves": functools.partial(curves_page, records, find_services),
         "heads": functools.partial(heads_page, records),
         "tokens": functools.partial(tokens_page, records),
         "similarity": functools.partial(similarity_page, records),
@@ -75,7 +73,7 @@ def make_app(home: Home, find_services: FindServices = dict, compare: CompareSco
 
     def curves_csv(request: Request) -> Response:
         try:
-            text, status = curves_file(records, compare, _selection(request)), 200
+            text, status = curves_file(records, _selection(request)), 200
         except (Nothing, StorageError) as error:
             text, status = f"{error}\n", 404 if isinstance(error, Nothing) else 500
         return Response(text, status_code=status, media_type="text/csv")

@@ -12,8 +12,9 @@ from dashboards.app.kept_tokens import ORACLE, HeadChoice, most_selective_head
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.figures.head_maps import Heads
-from dashboards.figures.styles import LEARNED, method_order, setting_label
+from dashboards.figures.styles import method_order, setting_label
 from dashboards.rendering.table import Table, table
+from kvpolicy.names import LEARNED
 from storage.token_ranks import StoredContext
 
 _WINDOW_TOKENS = 3000  # that are shown at once

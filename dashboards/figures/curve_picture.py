@@ -20,7 +20,6 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from dashboards.figures.curve_page import render_page
 from dashboards.figures.series import (
-    MEAN_TASK,
     Panel,
     Series,
     ValueAxis,
@@ -31,15 +30,9 @@ from dashboards.figures.series import (
     value_axis,
     value_label,
 )
-from dashboards.figures.styles import (
-    ANALYSES,
-    BOUNDS,
-    LEARNED,
-    LOWER_IS_BETTER,
-    in_order,
-    setting_label,
-    style_of,
-)
+from dashboards.figures.styles import in_order, setting_label, style_of
+from kvpolicy.names import BOUNDS, LEARNED, MEAN_TASK
+from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
 
 PNG_NAME = "budget_curves.png"
 HTML_NAME = "budget_curves.html"

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from dashboards.figures.drawing import cell, log_axis, new_drawing, new_grid
 from dashboards.figures.series import Panel, value_axis, value_label
-from dashboards.figures.styles import LEARNED, method_order, style_of
+from dashboards.figures.styles import method_order, style_of
+from kvpolicy.names import LEARNED
 
 _COLUMNS = 3
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dashboards.figures.styles import LOWER_IS_BETTER, SETTINGS, method_order, metric_label, metric_order, place_label
+from dashboards.figures.styles import method_order, metric_label, metric_order, place_label
+from kvpolicy.names import MEAN_TASK, SETTINGS
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 
-MEAN_TASK = "mean"
 _FIELDS = ("method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed")
 _MAX_DECADES = 6
 

@@ -1,4 +1,4 @@
-"""How each method, setting and metric looks and is called, the same in every figure and table.
+"""How each method looks, and how settings and metrics are called, the same in every figure and table.
 
 Colours are Paul Tol's "muted" scheme, which stays apart under the common colour-vision deficiencies; every method
 has a marker of its own as well, so that no figure depends on colour alone. A method that is not listed gets a style
@@ -10,31 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-LEARNED = "kvp"
-BOUNDS = ("oracle", "full")
-"""Not competitors: the best possible ranking, and no eviction."""
+from kvpolicy.names import LEARNED, SETTINGS
+from kvpolicy.results.comparisons import is_heuristic
+from kvpolicy.results.metrics import METRICS
 
-SETTINGS = {
-    "query_agnostic": "query-agnostic (compressed before the question)",
-    "query_aware": "query-aware (compressed after the question)",
-}
-METRICS = {
-    "kl": "KL from the full cache, question + answer (nats)",
-    "kl_answer": "KL from the full cache, answer (nats)",
-    "string_match": "string match (share of references found)",
-    "retrieval": "right paragraph named",
-    "rouge_l": "ROUGE-L (F)",
-    "accuracy": "accuracy (log-likelihood of options)",
-    "accuracy_normalised": "accuracy (log-likelihood per byte)",
-    "perplexity": "perplexity of the future",
-    "reward_correlation": "future attention, compacted and full: rank correlation",
-    "missed_mass": "future attention that was evicted (share)",
-}
-_SHORT = {"kl": "fidelity (KL)", "kl_answer": "fidelity over the answer (KL)"}
-ANALYSES = ("reward_correlation", "missed_mass")
-"""Metrics that explain, and that methods do not compete for."""
-LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
-"""These are never below 0, of many orders of magnitude, and drawn on a logarithmic axis."""
+_COMPRESSED = dict(zip(SETTINGS, ("before", "after"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +71,15 @@ def in_order(methods: Iterable[str]) -> list[str]:
     return sorted(set(methods), key=method_order)
 
 
+def made_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Methods of curves that are made from something that was trained, each with the kind of artifact that it is."""
+    return {row["method"]: row["policy_set_id"].rpartition("-")[0] for row in rows if row["policy_set_id"]}
+
+
 def heuristics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Methods of rows that are made from nothing that was trained, and do not know the future."""
-    trained = {row["method"] for row in rows if row["policy_set_id"]}
-    return in_order({row["method"] for row in rows} - trained - set(BOUNDS))
+    """Methods of curves that are made from nothing that was trained, and do not know the future."""
+    trained = made_from(rows)
+    return in_order(row["method"] for row in rows if is_heuristic(row["method"], trained))
 
 
 def metric_order(metric: str) -> tuple[int, str]:
@@ -110,14 +95,15 @@ def place_label(benchmark: str, setting: str) -> str:
 
 def setting_label(setting: str) -> str:
     """A setting in words."""
-    return SETTINGS.get(setting, setting)
+    name = setting.replace("_", "-")
+    return f"{name} (compressed {_COMPRESSED[setting]} the question)" if setting in _COMPRESSED else setting
 
 
 def metric_label(metric: str) -> str:
     """A metric in words, with its unit."""
-    return METRICS.get(metric, metric)
+    return METRICS[metric].label if metric in METRICS else metric
 
 
 def short_metric(metric: str) -> str:
     """A metric without its unit."""
-    return _SHORT.get(metric) or metric_label(metric).split(" (")[0]
+    return (metric in METRICS and METRICS[metric].short) or metric_label(metric).split(" (")[0]

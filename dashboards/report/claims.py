@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dashboards.figures.series import MEAN_TASK, Panel
-from dashboards.figures.styles import ANALYSES, LOWER_IS_BETTER, in_order, method_order, metric_order
+from dashboards.figures.series import Panel
+from dashboards.figures.styles import in_order, method_order, metric_order
 from dashboards.rendering.formats import counted, interval, listed, number, percent
+from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
 
 Row = Mapping[str, Any]
 

@@ -9,12 +9,12 @@ import numpy as np
 from dashboards.figures.drawing import Figure
 from dashboards.figures.head_maps import HeadMap, cost_map, costs_by_method, draw_cost_boxes, draw_maps, linear_colours
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
-from dashboards.figures.styles import BOUNDS
 from dashboards.rendering.formats import NOTHING, is_number, number, samples
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, missing, prose
 from dashboards.report.head_rows import SHAPES, Head, mean_of, place_of, places_of, read_heads
 from dashboards.report.view import Place, ReportView, section, short
+from kvpolicy.names import BOUNDS
 
 SHAPES_NOTE = (
     "Zipf slope: importance falls as rank to minus this. Effective tokens: exp of the entropy of importance. Rank "

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
-from dashboards.figures.series import MEAN_TASK, Panel, make_panels
+from dashboards.figures.series import Panel, make_panels
 from dashboards.figures.styles import place_label, short_metric
 from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
 from dashboards.report.document import Block, Section
 from dashboards.report.evaluation_rows import ReportRows
+from kvpolicy.names import MEAN_TASK
 
 Place = tuple[str, str]
 """A benchmark and a setting, which no figure mixes."""

@@ -17,9 +17,9 @@ from kvpolicy.attention.prefill import Prefill
 from kvpolicy.errors import InputError
 from kvpolicy.inference.batching import rows_that_fit
 from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.likelihood import kl_divergence
 from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.results.metrics import kl_divergence
 
 
 def token_scores(scores: Float[Tensor, "head token"]) -> Float[Tensor, "token"]:

@@ -1,6 +1,6 @@
 """How an answer is judged: each task's own metric, on texts or on the log-likelihoods of options.
 
-Not here: fidelity to the full cache and perplexity, which are judged on probabilities (`kvpolicy.results.metrics`).
+Not here: fidelity to the full cache and perplexity, measured on probabilities (`kvpolicy.inference.likelihood`).
 """
 
 from __future__ import annotations
@@ -59,22 +59,33 @@ def retrieval(prediction: str, references: Sequence[str]) -> float:
     return max(written.count(number) for number in numbers) / len(written) if written else 0.0
 
 
+def answer_metric(task: str) -> str:
+    """The metric of a task that judges what a model writes.
+
+    Raises:
+        InputError: There is none.
+    """
+    metrics = task_info(task).metrics
+    for metric in metrics:
+        if metric in _RULES:
+            return metric
+    raise InputError(f"task {task} judges no text that the model writes, but {', '.join(metrics)}")
+
+
 def score_answer(sample: Sample, prediction: str) -> float:
     """Score of what a model wrote, by the rule of the sample's task, from 0 to 1.
 
     Raises:
         InputError: The task judges no text that the model writes.
     """
-    info = task_info(sample.task)
-    rules: Mapping[str, Callable[[], float]] = {
-        "string_match": lambda: string_match(prediction, sample.references, match=info.match),
-        "rouge_l": lambda: rouge_l(prediction, sample.references),
-        "retrieval": lambda: retrieval(prediction, sample.references),
-    }
-    rule = next((rules[metric] for metric in info.metrics if metric in rules), None)
-    if rule is None:
-        raise InputError(f"task {sample.task} judges no text that the model writes, but {', '.join(info.metrics)}")
-    return rule()
+    return _RULES[answer_metric(sample.task)](prediction, sample)
+
+
+_RULES: Mapping[str, Callable[[str, Sample], float]] = {
+    "string_match": lambda text, sample: string_match(text, sample.references, match=task_info(sample.task).match),
+    "rouge_l": lambda text, sample: rouge_l(text, sample.references),
+    "retrieval": lambda text, sample: retrieval(text, sample.references),
+}
 
 
 def choose_option(log_likelihoods: Sequence[float], num_bytes: Sequence[int] | None = None) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvpolicy.results.metrics import GENERATED_METRICS
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
@@ -35,4 +33,4 @@ class TaskInfo:
     @property
     def is_generated(self) -> bool:
         """Whether the model's own answer is judged."""
-        return not GENERATED_METRICS.isdisjoint(self.metrics)
+        return self.max_new_tokens > 0

@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvpolicy.benchmarks.scoring import score_answer
+from kvpolicy.benchmarks.scoring import answer_metric, score_answer
 from kvpolicy.evaluation.caches import Row
 from kvpolicy.evaluation.contexts import PreparedContext
 from kvpolicy.inference.batching import rows_that_fit
 from kvpolicy.inference.cache import CompactedCache
 from kvpolicy.inference.decoding import decode_greedily
-from kvpolicy.results.metrics import GENERATED_METRICS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +28,6 @@ class Unanswered:
         rows: The rows.
         cache: Their caches up to the end of the question, with room for the answer.
         first_tokens: What each predicts after the question.
-        metric: By which the answer is scored.
         num_tokens: Tokens at which it is cut.
     """
 
@@ -38,8 +36,12 @@ class Unanswered:
     rows: Sequence[Row]
     cache: CompactedCache
     first_tokens: Int[Tensor, "row"]
-    metric: str
     num_tokens: int
+
+    @property
+    def metric(self) -> str:
+        """The metric by which an answer is scored."""
+        return answer_metric(self.context.continuation.example.sample.task)
 
     @property
     def first_position(self) -> int:
@@ -55,11 +57,6 @@ class Unanswered:
     def is_settled(self, tokens: Sequence[int]) -> bool:
         """Whether more tokens change nothing: a reference that was found stays found, while other scores may fall."""
         return len(tokens) >= self.num_tokens or (self.metric == "string_match" and self.score(tokens) == 1.0)
-
-
-def generated_metric(metrics: Sequence[str]) -> str:
-    """The metric of a task that judges generated answers."""
-    return next(metric for metric in metrics if metric in GENERATED_METRICS)
 
 
 def score_answers(waiting: Iterable[Unanswered]) -> Iterator[tuple[Unanswered, list[float]]]:

@@ -8,7 +8,8 @@ from kvpolicy.config.settings import Count, Expect, Positive, Settings, Several,
 from kvpolicy.errors import InputError
 from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.methods.registry import DEFAULT_METHODS, method_names, method_type
-from kvpolicy.text.protocol import SETTINGS, Setting
+from kvpolicy.names import BOUNDS, SETTINGS
+from kvpolicy.text.protocol import Setting
 
 
 def _check_budget(budget: int) -> None:
@@ -71,18 +72,24 @@ class EvaluateConfig(Settings):
             yield f"num_analysed is {self.num_analysed}, expected 0 with chunk_tokens, as analyses compress once"
         for name in self.methods:
             kind = method_type(name)
-            if kind.recompression_obstacle is not None and name not in {"full", "oracle"}:
+            if kind.recompression_obstacle is not None and name not in BOUNDS:
                 yield f"methods: {name} cannot be judged in chunks, as {kind.recompression_obstacle}: leave it out"
 
     @property
     def contenders(self) -> tuple[str, ...]:
         """All methods that take part, in the order of tables."""
-        return tuple(name for name in method_names() if name in {*self.methods, "full", "oracle"})
+        return tuple(name for name in method_names() if name in {*self.methods, *BOUNDS})
+
+    @property
+    def trained(self) -> dict[str, str]:
+        """Methods that are made from something that was trained, and its kind: `policy_set`, `soft_tokens`."""
+        kinds = {name: method_type(name).trained for name in self.contenders}
+        return {name: kind for name, kind in kinds.items() if kind}
 
     @property
     def trained_kinds(self) -> frozenset[str]:
-        """Kinds of artifacts that the methods are made from: `policy_set`, `soft_tokens`."""
-        return frozenset(filter(None, (method_type(name).trained for name in self.contenders)))
+        """Kinds of artifacts that the methods are made from."""
+        return frozenset(self.trained.values())
 
     def check_context(self, num_tokens: int, sample_id: str) -> None:
         """Check that every budget fits in a context.

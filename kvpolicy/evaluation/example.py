@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvpolicy.benchmarks.registry import task_info
-from kvpolicy.evaluation.answers import Unanswered, generated_metric, score_answers
+from kvpolicy.evaluation.answers import Unanswered, score_answers
 from kvpolicy.evaluation.caches import Row, RowCaches
 from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
 from kvpolicy.evaluation.measure import measure_rows
 from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, Score, TokenRanking
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.names import SETTINGS
 from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.text.encoded_sample import EncodedSample
-from kvpolicy.text.protocol import SETTINGS
 
 MAX_HELD_BYTES = 2 * 2**30
 """Of keys and values of the examples that are held at once."""
@@ -240,7 +240,6 @@ def _measure(
                     rows=batch.rows,
                     cache=batch.cache,
                     first_tokens=measured.before_answer.argmax(dim=-1),
-                    metric=generated_metric(example.metrics),
                     num_tokens=example.answer_tokens,
                 )
 

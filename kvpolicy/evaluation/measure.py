@@ -1,7 +1,7 @@
 """What is measured on a batch of compacted caches: fidelity, perplexity, the choice of an option.
 
 All of it runs on the same caches: question and reference answer first, then, the answer forgotten, every option in
-turn; greedy answers follow (`kvpolicy.evaluation.answers`). `kvpolicy.results.metrics` says what each figure means.
+turn; greedy answers follow (`kvpolicy.evaluation.answers`).
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from kvpolicy.benchmarks.scoring import score_options
 from kvpolicy.evaluation.caches import RowBatch
 from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.likelihood import kl_divergence, token_log_likelihoods
 from kvpolicy.models.language_model import LanguageModel
-from kvpolicy.results.metrics import kl_divergence, token_log_likelihoods
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,6 +24,7 @@ from kvpolicy.methods.random import Random
 from kvpolicy.methods.snapkv import SnapKV
 from kvpolicy.methods.streaming_llm import StreamingLLM
 from kvpolicy.methods.tova import TOVA
+from kvpolicy.names import BOUNDS
 
 _OWN = (
     LearnedPolicy,
@@ -40,9 +41,10 @@ _OWN = (
     AdaKV,
     TOVA,
     H2O,
+    Full,
+    Oracle,
 )
-_BOUNDS = (Full, Oracle)
-DEFAULT_METHODS = tuple(method.name for method in (*_OWN, *_BOUNDS) if method.trained != "soft_tokens")
+DEFAULT_METHODS = tuple(method.name for method in _OWN if method.trained != "soft_tokens")
 """Methods that take part where a request names none: our own that need no training beside that of policies."""
 
 
@@ -56,15 +58,12 @@ def _problem(name: str, method: Any) -> str:
     return "" if method.name == name else f"its class is named {method.name!r}"
 
 
-METHODS: Registry[type[Method]] = Registry(
-    "method", {method.name: method for method in (*_OWN, *_BOUNDS)}, check=_problem
-)
+METHODS: Registry[type[Method]] = Registry("method", {method.name: method for method in _OWN}, check=_problem)
 
 
 def method_names() -> tuple[str, ...]:
     """Names of all methods, in the order in which tables show them: the bounds last."""
-    bounds = tuple(method.name for method in _BOUNDS)
-    return (*(name for name in METHODS.names if name not in bounds), *bounds)
+    return (*(name for name in METHODS.names if name not in BOUNDS), *BOUNDS)
 
 
 def method_type(name: str) -> type[Method]:

@@ -13,9 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from kvpolicy.errors import InputError
+from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.statistics import Bootstrap, Interval, IntervalTable, Resamples
-
-MEAN_TASK = "mean"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ baseline is chosen by the same scores that it is then compared on, which flatter
 anything, too small.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -23,12 +24,11 @@ from typing import Any
 import numpy as np
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.registry import method_names, method_type
+from kvpolicy.names import BOUNDS, LEARNED
 from kvpolicy.results.budget_curves import ResampledTable, ScoreTable
 from kvpolicy.results.metrics import LOWER_IS_BETTER
-from kvpolicy.results.statistics import Interval, Resamples, average_units
+from kvpolicy.results.statistics import Interval, average_units
 
-LEARNED = "kvp"
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 
 
@@ -78,6 +78,10 @@ class Comparison:
         return asdict(self) | interval
 
 
+Trained = Mapping[str, str]
+"""Methods that are made from something that was trained, each with the kind of artifact that it is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Entrant:
     """A method at a budget, with its seeds and their columns in the table."""
@@ -87,55 +91,28 @@ class _Entrant:
     seeds: tuple[int, ...]
     columns: tuple[int, ...]
 
-    @property
-    def units(self) -> str:
-        """What is drawn for it: trainings of one kind and seeds, or the seeds of the method itself."""
-        return f"{method_type(self.method).trained or self.method} {self.seeds}"
+
+def is_heuristic(method: str, trained: Trained) -> bool:
+    """Whether a method is a contender that is made from nothing that was trained."""
+    return method not in BOUNDS and method not in trained
 
 
-def is_contender(method: str) -> bool:
-    """Whether a method evicts and does not know the future: neither `full` nor `oracle`.
-
-    Raises:
-        InputError: If there is no such method.
-    """
-    kind = method_type(method)
-    return kind.evicts and not kind.needs_importance
-
-
-def is_heuristic(method: str) -> bool:
-    """Whether a method is a contender that is made from nothing that was trained.
-
-    Raises:
-        InputError: If there is no such method.
-    """
-    return is_contender(method) and not method_type(method).trained
-
-
-def compare_methods(tables: Iterable[ResampledTable]) -> list[Comparison]:
+def compare_methods(tables: Iterable[ResampledTable], trained: Trained) -> list[Comparison]:
     """Compare every method with every other at every budget, in each table of scores.
 
     Args:
         tables: Scores of all examples, resampled.
+        trained: Which methods are made from what. Those of one kind and seeds meet the same draws of trainings.
 
     Raises:
-        InputError: If a method lacks a seed at a budget, or is unknown.
+        InputError: If a method lacks a seed at a budget.
     """
-    comparisons = []
-    for resampled in tables:
-        table, means, bootstrap = resampled.scores, resampled.means, resampled.bootstrap
-        by_units: dict[str, list[_Entrant]] = {}
-        for entrant in _entrants(table):
-            by_units.setdefault(entrant.units, []).append(entrant)
-        entrants = [entrant for alike in by_units.values() for entrant in alike]  # as the columns of the averages
-        groups = {name: np.array([entrant.columns for entrant in alike]).T for name, alike in by_units.items()}
-        averaged = average_units(means, groups, seed=bootstrap.seed)
-        spreads = [_spread(means.mean[list(entrant.columns)]) for entrant in entrants]
-        comparisons += _compare(table, entrants, averaged, spreads, bootstrap.confidence)
-    return comparisons
+    return [comparison for table in tables for comparison in _compare(table, trained)]
 
 
-def beats_all(comparisons: Iterable[Comparison], method: str = LEARNED) -> dict[tuple[str, str, str], dict[int, bool]]:
+def beats_all(
+    comparisons: Iterable[Comparison], trained: Trained, method: str = LEARNED
+) -> dict[tuple[str, str, str], dict[int, bool]]:
     """Where a method is better than every heuristic, each by its own interval.
 
     Returns:
@@ -143,92 +120,70 @@ def beats_all(comparisons: Iterable[Comparison], method: str = LEARNED) -> dict[
     """
     wins: dict[tuple[str, str, str], dict[int, bool]] = {}
     for entry in sorted(comparisons, key=lambda entry: entry.budget):
-        if entry.method == method and is_heuristic(entry.other):
+        if entry.method == method and is_heuristic(entry.other, trained):
             by_budget = wins.setdefault((entry.benchmark, entry.setting, entry.metric), {})
             by_budget[entry.budget] = by_budget.get(entry.budget, True) and entry.verdict == BETTER
     return wins
 
 
-def _entrants(table: ScoreTable) -> list[_Entrant]:
-    """By method, in the order of tables, then by budget."""
-    of_seed = {(method, budget, seed): index for index, (method, seed, budget) in enumerate(table.columns)}
-    entrants = []
-    for method in sorted({method for method, _, _ in table.columns}, key=method_names().index):
-        seeds = sorted({seed for name, seed, _ in table.columns if name == method})
-        budgets = sorted({budget for name, _, budget in table.columns if name == method})
-        for budget, seed in product(budgets, seeds):
-            if (method, budget, seed) not in of_seed:
-                raise InputError(
-                    f"comparisons: {method} has no {table.metric} of seed {seed} at budget {budget} in setting "
-                    f"{table.setting} of {table.benchmark}, which it has elsewhere: judge all seeds alike"
-                )
-        entrants += [
-            _Entrant(
-                method=method,
-                budget=budget,
-                seeds=tuple(seeds),
-                columns=tuple(of_seed[method, budget, seed] for seed in seeds),
-            )
-            for budget in budgets
-        ]
-    return entrants
-
-
-def _spread(means: np.ndarray) -> float | None:
-    return float(means.std(ddof=1)) if means.size > 1 else None
-
-
-def _compare(
-    table: ScoreTable,
-    entrants: Sequence[_Entrant],
-    averaged: Resamples,
-    spreads: Sequence[float | None],
-    confidence: float,
-) -> list[Comparison]:
+def _compare(resampled: ResampledTable, trained: Trained) -> Iterator[Comparison]:
+    table, means, confidence = resampled.scores, resampled.means, resampled.bootstrap.confidence
+    by_units: dict[str, list[_Entrant]] = defaultdict(list)
+    for entrant in _entrants(table):
+        by_units[f"{trained.get(entrant.method, entrant.method)} {entrant.seeds}"].append(entrant)
+    entrants = [entrant for alike in by_units.values() for entrant in alike]  # as the columns of the averages
     pairs = [
         (first, second)
         for first, second in product(range(len(entrants)), repeat=2)
         if first != second and entrants[first].budget == entrants[second].budget
     ]
     if not pairs:
-        return []
+        return
+    groups = {name: np.array([entrant.columns for entrant in alike]).T for name, alike in by_units.items()}
+    averaged = average_units(means, groups, seed=resampled.bootstrap.seed)
     sign = -1.0 if table.metric in LOWER_IS_BETTER else 1.0
-    best = _best_baselines(entrants, sign * averaged.mean)
+    heuristics = [index for index, entrant in enumerate(entrants) if is_heuristic(entrant.method, trained)]
+    # Budget to the heuristic with the best mean there; of equals the first.
+    ranked = sorted(heuristics, key=lambda index: -sign * averaged.mean[index])
+    best = {entrants[index].budget: index for index in reversed(ranked)}
     differences = averaged.differences(*np.array(pairs).T)
     intervals, shares = differences.intervals(confidence), differences.share_above_zero()
-    comparisons = []
     for column, (first, second) in enumerate(pairs):
-        method, other, difference = entrants[first], entrants[second], intervals.interval(column)
-        comparisons.append(
-            Comparison(
-                benchmark=table.benchmark,
-                setting=table.setting,
-                metric=table.metric,
-                budget=method.budget,
-                method=method.method,
-                other=other.method,
-                difference=difference,
-                confidence=float(shares[column] if sign > 0 else 1.0 - shares[column]),
-                verdict=verdict_on(difference, sign, confidence),
-                num_seeds=len(method.columns),
-                other_num_seeds=len(other.columns),
-                seed_std=spreads[first],
-                is_contest=is_contender(method.method) and is_contender(other.method),
-                is_best_baseline=second == best.get(method.budget),
-            )
+        one, other, difference = entrants[first], entrants[second], intervals.interval(column)
+        of_seeds = means.mean[list(one.columns)]
+        yield Comparison(
+            benchmark=table.benchmark,
+            setting=table.setting,
+            metric=table.metric,
+            budget=one.budget,
+            method=one.method,
+            other=other.method,
+            difference=difference,
+            confidence=float(shares[column] if sign > 0 else 1.0 - shares[column]),
+            verdict=verdict_on(difference, sign, confidence),
+            num_seeds=len(one.seeds),
+            other_num_seeds=len(other.seeds),
+            seed_std=float(of_seeds.std(ddof=1)) if of_seeds.size > 1 else None,
+            is_contest=not {one.method, other.method} & set(BOUNDS),
+            is_best_baseline=second == best.get(one.budget),
         )
-    return comparisons
 
 
-def _best_baselines(entrants: Sequence[_Entrant], goodness: np.ndarray) -> dict[int, int]:
-    """Budget to the heuristic with the best mean there; of equals the first in the order of tables."""
-    best: dict[int, int] = {}
-    for index, entrant in enumerate(entrants):
-        if is_heuristic(entrant.method):
-            leader = best.setdefault(entrant.budget, index)
-            if goodness[index] > goodness[leader]:
-                best[entrant.budget] = index
-    return best
+def _entrants(table: ScoreTable) -> list[_Entrant]:
+    """By method, in the order of the table's columns, then by budget."""
+    of_seed = {(method, budget, seed): index for index, (method, seed, budget) in enumerate(table.columns)}
+    entrants = []
+    for method in dict.fromkeys(method for method, _, _ in table.columns):
+        seeds = tuple(sorted({seed for name, _, seed in of_seed if name == method}))
+        for budget in sorted({budget for name, budget, _ in of_seed if name == method}):
+            if missing := [seed for seed in seeds if (method, budget, seed) not in of_seed]:
+                raise InputError(
+                    f"comparisons: {method} has no {table.metric} of seed {missing[0]} at budget {budget} in setting "
+                    f"{table.setting} of {table.benchmark}, which it has elsewhere: judge all seeds alike"
+                )
+            columns = tuple(of_seed[method, budget, seed] for seed in seeds)
+            entrants.append(_Entrant(method=method, budget=budget, seeds=seeds, columns=columns))
+    return entrants
 
 
 def verdict_on(difference: Interval, sign: float, confidence: float) -> str:

@@ -1,50 +1,43 @@
-"""What is measured on a compacted cache: how far its predictions move from the full cache's, and what it answers.
+"""Metrics by the name under which they are stored: how figures call them, and which way is better.
 
-Each metric is defined once, here, under the name by which it is stored. `kl` and `kl_answer` are measured on every
-sample; the others where the sample's task has them, the last two on the samples that are analysed.
+`docs/metrics.md` defines them. `kl` and `kl_answer` are measured on every sample; the others where the sample's task
+has them, the last two on the samples that are analysed.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-METRICS: Mapping[str, str] = {
-    "kl": "mean KL divergence in nats from the full cache's next-token distribution to the compacted cache's, over the "
-    "tokens of question and answer that run on the compacted cache, teacher-forced; lower is better",
-    "kl_answer": "the same over the predictions of answer tokens alone; lower is better",
-    "string_match": "share of the reference strings found in the greedy answer, ignoring case; higher is better",
-    "retrieval": "share of the numbers in the greedy answer that are the right paragraph's; higher is better",
-    "rouge_l": "ROUGE-L F-measure of the greedy answer against the reference; higher is better",
-    "accuracy": "whether the right option has the highest log-likelihood; higher is better",
-    "accuracy_normalised": "whether the right option has the highest log-likelihood per byte; higher is better",
-    "perplexity": "exp of the mean negative log-likelihood of the future's tokens, teacher-forced; lower is better",
-    "reward_correlation": "Spearman correlation, over the kept entries, of the future attention that they receive on "
-    "the compacted cache with what they receive on the full one, mean over heads; higher is better",
-    "missed_mass": "share of the full cache's future attention that went to entries that were evicted, mean over "
-    "heads; lower is better",
+@dataclass(frozen=True)
+class Metric:
+    """What figures, tables and comparisons must know of a metric.
+
+    Attributes:
+        label: In words, with its unit.
+        lower_is_better: Whether lower is better; such metrics are never below 0 and of many orders of magnitude.
+        short: In fewer words; by default the label without its unit.
+        explains: Whether it explains others, and methods do not compete for it.
+    """
+
+    label: str
+    lower_is_better: bool = False
+    short: str = ""
+    explains: bool = False
+
+
+METRICS: Mapping[str, Metric] = {
+    "kl": Metric("KL from the full cache, question + answer (nats)", lower_is_better=True, short="fidelity (KL)"),
+    "kl_answer": Metric(
+        "KL from the full cache, answer (nats)", lower_is_better=True, short="fidelity over the answer (KL)"
+    ),
+    "string_match": Metric("string match (share of references found)"),
+    "retrieval": Metric("right paragraph named"),
+    "rouge_l": Metric("ROUGE-L (F)"),
+    "accuracy": Metric("accuracy (log-likelihood of options)"),
+    "accuracy_normalised": Metric("accuracy (log-likelihood per byte)"),
+    "perplexity": Metric("perplexity of the future", lower_is_better=True),
+    "reward_correlation": Metric("future attention, compacted and full: rank correlation", explains=True),
+    "missed_mass": Metric("future attention that was evicted (share)", lower_is_better=True, explains=True),
 }
-LOWER_IS_BETTER = frozenset({"kl", "kl_answer", "perplexity", "missed_mass"})
-GENERATED_METRICS = frozenset({"string_match", "retrieval", "rouge_l"})
-"""Those of a text that the model writes itself; the others are about probabilities."""
-
-
-def kl_divergence(
-    full_logits: Float[Tensor, "token vocab"], compacted_logits: Float[Tensor, "row token vocab"]
-) -> Float[Tensor, "row token"]:
-    """KL(full || compacted) in nats at every position of every row, in float32."""
-    full = full_logits.float().log_softmax(dim=-1)
-    probability = full.exp()
-    # Row by row: a vocabulary of 50,000 or more times all rows would be gigabytes of float32.
-    rows = [(probability * (full - row.float().log_softmax(dim=-1))).sum(dim=-1) for row in compacted_logits]
-    return torch.stack(rows).clamp_min(0)
-
-
-def token_log_likelihoods(
-    logits: Float[Tensor, "row token vocab"], token_ids: Int[Tensor, "token"]
-) -> Float[Tensor, "row token"]:
-    """Log-probability, in nats and float32, of each token under the logits that predict it."""
-    wanted = token_ids.to(logits.device)[:, None]
-    rows = [row.float().log_softmax(dim=-1).gather(-1, wanted).squeeze(-1) for row in logits]  # for memory, as above
-    return torch.stack(rows)
+LOWER_IS_BETTER = frozenset(name for name, metric in METRICS.items() if metric.lower_is_better)
+ANALYSES = tuple(name for name, metric in METRICS.items() if metric.explains)

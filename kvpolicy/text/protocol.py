@@ -9,9 +9,9 @@ from typing import Annotated
 
 from kvpolicy.config.settings import one_of
 from kvpolicy.errors import InputError
+from kvpolicy.names import SETTINGS
 from kvpolicy.text.encoded_sample import EncodedSample
 
-SETTINGS = ("query_agnostic", "query_aware")
 Setting = Annotated[str, one_of(SETTINGS)]
 
 

@@ -13,6 +13,7 @@ from kvpolicy.config.settings import Positive, Settings
 from kvpolicy.errors import InputError
 from kvpolicy.models.finite import not_finite_error
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.names import Compression
 from kvpolicy.text.encoded_sample import EncodedSample
 from kvpolicy.text.protocol import Setting, cut_sample
 
@@ -31,7 +32,7 @@ class CollectConfig(Settings):
     """Samples that are written and committed at once."""
     stored_dtype: Literal["model", "float8_e4m3fn"] = "model"
     """Type of stored keys and values: the `model`'s own, or 8-bit floats (`float8_e4m3fn`), half the size."""
-    compression: Literal["none", "zstd", "shuffled_zstd"] = "none"
+    compression: Compression = "none"
     """Lossless compression of stored traces: `none`, `zstd` or `shuffled_zstd`."""
 
 

@@ -30,7 +30,6 @@ from storage.traces.fragment_content import ARRAYS, STORED_DTYPES, FragmentTenso
 from storage.traces.layout import FRAGMENTS
 from storage.traces.places import Place
 
-COMPRESSIONS = ("none", "zstd", "shuffled_zstd")
 DOCUMENT = "zarr.json"
 _DIGESTS = "head_digests"
 _HEADS_AT_ONCE = 8
@@ -98,7 +97,7 @@ def write(
         digests: (sample, head, 32) of them.
         attributes: ``samples`` (each with its ``start``) and whatever else describes it.
         chunk_tokens: tokens of a chunk, at most.
-        compression: one of `COMPRESSIONS`.
+        compression: one of `kvpolicy.names.COMPRESSIONS`.
 
     Raises:
         StorageError: if it cannot be written; then it is not there, and what lies there is garbage.

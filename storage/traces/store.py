@@ -20,10 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvpolicy.names import COMPRESSIONS
 from storage.errors import StorageError
 from storage.traces import fragments
 from storage.traces.fragment_draft import FragmentDraft
-from storage.traces.fragments import COMPRESSIONS, Fragment
+from storage.traces.fragments import Fragment
 from storage.traces.layout import FRAGMENTS, find_manifest, make_manifest
 from storage.traces.manifest import TraceCollection, TraceRow, TraceSample, TraceSnapshot
 from storage.traces.places import Place
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "COMPRESSIONS",
     "FragmentRef",
     "TraceCollection",
     "TraceProblem",

@@ -21,12 +21,12 @@ from kvpolicy.attention.prefill import prefill
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.evaluation.contexts import context_state
 from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.likelihood import kl_divergence
 from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.results.metrics import kl_divergence
 from kvpolicy.results.statistics import bootstrap_mean, paired_difference
 from kvpolicy.text.encoded_sample import EncodedSample, encode
 from kvpolicy.text.protocol import cut_sample

@@ -18,11 +18,12 @@ import torch
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.names import COMPRESSIONS
 from kvpolicy.presets.pipeline_config import load_preset
 from kvpolicy.text.encoded_sample import EncodedSample, encode
 from kvpolicy.training.collection import CollectConfig, Trace, collect_trace
 from kvpolicy.training.policy_training import train_agents
-from storage.traces.store import COMPRESSIONS, TraceRow, TraceStore
+from storage.traces.store import TraceRow, TraceStore
 from tasks.inputs.stored_traces import shuffled_batches, single_batches
 from tasks.memory import freed_memory_kept
 from tests.benchmarks.disk import files_of, forget, timed

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import io
 import json
 import math
@@ -95,15 +96,19 @@ def test_a_url_chooses_methods_seeds_scale_and_task(client):
     assert list(drawn) == ["snapkv", "kvp"]
     assert drawn["kvp"]["y"] == pytest.approx([value * 1.02 + 0.01 for value in FIDELITY["kvp"]])
     assert figure(text, "curves")["layout"]["xaxis"]["type"] == "linear"
-    assert "without intervals" in text  # of the differences: they are of one task and one seed
+    assert "no bands: all intervals have no width" in text  # of one task and one seed, whose samples are alike
     assert chosen(text) | {"scale": "linear", "task": "vt"} == chosen(text)
 
 
 def test_differences_are_to_the_best_heuristic_and_have_their_paired_intervals(client):
     text = page(client, f"/curves?{OF_PLANTED}&method=kvp&task=vt")
-    (line,) = figure(text, "differences")["data"]
+    assert "bands: intervals of paired differences" in text
+    _, line = figure(text, "differences")["data"]
     assert line["y"] == pytest.approx([0.1, -0.01, -0.06], abs=1e-9)  # snapkv, h2o, snapkv
     assert [entry[0] for entry in line["customdata"]] == ["snapkv", "h2o", "snapkv"]
+    lost = page(client, f"/curves?{OF_PLANTED}&method=kvp&task=vt&metric=string_match")
+    assert "without intervals, since the samples' scores are not in the catalog" in html.unescape(lost)
+    assert len(figure(lost, "differences")["data"]) == 1
 
 
 def test_the_csv_has_what_the_page_shows(client):

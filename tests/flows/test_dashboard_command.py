@@ -10,12 +10,12 @@ import pytest
 from processes import Finished
 from starlette.testclient import TestClient
 
-from dashboards.app.comparing import ComparisonQuestion
+from dashboards.app.records import Records
 from dashboards.app.server import make_app, open_port
-from flows.commands.dashboard import compare_scores, running_services
+from flows.commands.dashboard import running_services
 from flows.services.processes import MLFLOW, SERVER, start, stop
 from storage.home import FORMAT_VERSION, Home
-from tests.dashboards.report_home import FIDELITY, make_home
+from tests.dashboards.report_home import EVALUATION, FIDELITY, make_home
 
 
 def assert_one_line(done: Finished, words: str) -> None:
@@ -65,8 +65,7 @@ def test_services_count_while_they_run(tmp_path: Path):
 def test_a_single_task_and_some_seeds_are_compared_by_the_scores_of_samples(tmp_path: Path):
     home = Home.open(tmp_path / "home")
     make_home(home)
-    app = make_app(home, compare=lambda question: compare_scores(home, question))
-    client = TestClient(app, base_url="http://127.0.0.1")
+    client = TestClient(make_app(home), base_url="http://127.0.0.1")
     asked = "/curves.csv?metric=kl&method=kvp"
     for choice, shift in (("task=vt", 0.0), ("task=mean&seed=1", 0.02), ("task=vt&seed=0", -0.02)):
         rows = list(csv.DictReader(io.StringIO(client.get(f"{asked}&{choice}").text)))
@@ -84,14 +83,10 @@ def test_a_single_task_and_some_seeds_are_compared_by_the_scores_of_samples(tmp_
 
 def test_lost_scores_leave_the_differences_of_means(tmp_path: Path):
     home = Home.open(tmp_path / "home")
-    runs = make_home(home)
-    seeds = (("kvp", 0), ("snapkv", 0))
-    question = ComparisonQuestion(
-        run_id=runs["evaluate"],
-        benchmark="ruler",
-        setting="query_agnostic",
-        metric="string_match",
-        task="vt",
-        seeds=seeds,
-    )
-    assert compare_scores(home, question) == []
+    make_home(home)
+    records = Records(home)
+    (evaluation,) = (one for one in records.evaluations() if one.id == EVALUATION.artifact_id)
+    wanted = ("query_agnostic", "string_match", "vt")
+    rows = [row for row in records.curves(evaluation) if (row["setting"], row["metric"], row["task"]) == wanted]
+    assert rows
+    assert records.compared(evaluation, rows) == []

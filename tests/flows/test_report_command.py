@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from dashboards.report.comparing import objective_comparisons, task_comparisons
 from dashboards.report.evaluation_rows import read_report_rows
-from flows.commands.report import objective_comparisons, task_comparisons
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from tests.dashboards.report_home import BUDGETS, EVALUATION, FIDELITY, TASKS, make_home

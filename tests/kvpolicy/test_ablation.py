@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from kvpolicy.objectives.registry import OBJECTIVES
-from kvpolicy.training.ablation import AblateConfig, ObjectiveOutcome, compare_objectives
+from kvpolicy.results.objectives import ObjectiveOutcome, compare_objectives
+from kvpolicy.training.ablation import AblateConfig
 
 
 def _outcomes(objectives=("exact", "rloo", "mse"), seeds=(0, 1, 2), num_heads=40, shift=(0.0, 0.1, 0.5)):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kvpolicy.inference.loading import load_language_model
+from kvpolicy.names import SETTINGS
 from kvpolicy.text.encoded_sample import encode
-from kvpolicy.text.protocol import SETTINGS, cut_sample
+from kvpolicy.text.protocol import cut_sample
 from kvpolicy.text.sample import Sample
 from kvpolicy.training.collection import CollectConfig, collect_trace
 

@@ -5,7 +5,9 @@ from math import erf, sqrt
 import numpy as np
 import pytest
 
-from kvpolicy.methods.registry import method_names
+from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.methods.registry import method_names, method_type
+from kvpolicy.names import BOUNDS
 from kvpolicy.results.budget_curves import resample_scores
 from kvpolicy.results.comparisons import (
     BETTER,
@@ -13,16 +15,17 @@ from kvpolicy.results.comparisons import (
     WORSE,
     beats_all,
     compare_methods,
-    is_contender,
     is_heuristic,
 )
 from kvpolicy.results.metrics import METRICS
 from kvpolicy.results.statistics import Bootstrap, bootstrap_mean, bootstrap_table
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores
 
+TRAINED = EvaluateConfig(methods=method_names()).trained
+
 
 def _compare_all(scores, **changes):
-    return compare_methods(resample_scores(scores, Bootstrap(**BOOTSTRAP | changes)))
+    return compare_methods(resample_scores(scores, Bootstrap(**BOOTSTRAP | changes)), TRAINED)
 
 
 def _compare(scores, **changes):
@@ -72,7 +75,7 @@ def test_every_pair_is_there_in_both_orders_and_they_mirror():
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_constant_shift_is_better_on_the_metrics_own_side(metric):
     base = 10 * draw(0)  # examples differ by far more than methods: only the pairing shows the shift
-    better = -0.1 if "lower is better" in METRICS[metric] else 0.1
+    better = -0.1 if metric in {"kl", "kl_answer", "perplexity", "missed_mass"} else 0.1
     scores = example_scores("kvp", base + better, metric=metric) + example_scores("knorm", base, metric=metric)
     found = _compare(scores)
     first, second = found["kvp", "knorm", metric, 64], found["knorm", "kvp", metric, 64]
@@ -189,9 +192,10 @@ def test_the_best_baseline_is_chosen_at_each_budget():
 
 
 def test_the_full_cache_and_the_oracle_are_rows_but_no_contenders():
-    assert {name for name in method_names() if not is_contender(name)} == {"full", "oracle"}
-    assert not is_heuristic("kvp") and not is_heuristic("oracle")
-    assert is_heuristic("random") and is_heuristic("snapkv")
+    kinds = [method_type(name) for name in method_names()]
+    assert tuple(kind.name for kind in kinds if not kind.evicts or kind.needs_importance) == BOUNDS
+    assert not is_heuristic("kvp", TRAINED) and not is_heuristic("oracle", TRAINED)
+    assert is_heuristic("random", TRAINED) and is_heuristic("snapkv", TRAINED)
     scores = [score for name in ("kvp", "knorm", "full", "oracle") for score in example_scores(name, draw(0))]
     contests = {(entry.method, entry.other) for entry in _compare(scores).values() if entry.is_contest}
     assert contests == {("kvp", "knorm"), ("knorm", "kvp")}
@@ -224,9 +228,9 @@ def test_beating_all_means_every_heuristic_of_that_curve():
     ]
     comparisons = _compare_all(scores)
     agnostic, aware = ("ruler", "query_agnostic", "kl"), ("ruler", "query_aware", "kl")
-    assert beats_all(comparisons) == {agnostic: {64: False, 128: True}, aware: {64: True}}
-    assert beats_all(comparisons, "tova") == {agnostic: {64: True, 128: False}}
-    assert beats_all(comparisons, "snapkv") == {}
+    assert beats_all(comparisons, TRAINED) == {agnostic: {64: False, 128: True}, aware: {64: True}}
+    assert beats_all(comparisons, TRAINED, "tova") == {agnostic: {64: True, 128: False}}
+    assert beats_all(comparisons, TRAINED, "snapkv") == {}
 
 
 def test_a_seed_that_lacks_a_budget_is_named(fails_in_one_line):

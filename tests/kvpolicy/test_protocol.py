@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from kvpolicy.names import SETTINGS
 from kvpolicy.text.encoded_sample import EncodedSample
-from kvpolicy.text.protocol import SETTINGS, Cut, check_setting, cut_sample
+from kvpolicy.text.protocol import Cut, check_setting, cut_sample
 from kvpolicy.text.sample import Sample
 
 SAMPLE = Sample(

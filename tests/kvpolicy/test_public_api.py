@@ -31,6 +31,32 @@ def test_nothing_heavy_is_loaded_before_it_is_asked_for():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+_WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+sys.modules |= {"torch": None, "transformers": None}  # importing them fails
+import kvpolicy, kvpolicy.config, kvpolicy.results
+from kvpolicy import digests, errors, names, seeds
+for package in (kvpolicy.config, kvpolicy.results):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+import dashboards.app.server, dashboards.report.comparing, dashboards.report.writing
+from kvpolicy.results.budget_curves import ExampleScore, resample_scores
+from kvpolicy.results.comparisons import compare_methods
+from kvpolicy.results.statistics import Bootstrap
+scores = [
+    ExampleScore(sample_id=str(i), benchmark="b", task="t", setting="s", method=method, seed=0, budget=64, metric="kl",
+                 value=i + (method == "knorm"))
+    for method in ("kvp", "knorm") for i in range(8)
+]
+found = compare_methods(resample_scores(scores, Bootstrap(seed=0)), {"kvp": "policy_set"})
+assert [(one.method, one.verdict) for one in found] == [("kvp", "better"), ("knorm", "worse")]
+"""
+
+
+def test_the_ground_floor_and_the_dashboards_work_where_torch_cannot_be_imported():
+    subprocess.run([sys.executable, "-c", _WITHOUT_TORCH], check=True, timeout=120)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'load_polcy'"):
         kvpolicy.load_polcy  # noqa: B018

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.names import COMPRESSIONS
 from storage.errors import StorageError
-from storage.traces.store import COMPRESSIONS, TraceRow, TraceStore
+from storage.traces.store import TraceRow, TraceStore
 from tests.storage.trace_content import trace_sample, write
 
 FLIPS = 1000

@@ -13,12 +13,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvpolicy.names import COMPRESSIONS
 from storage.errors import StorageError
 from storage.home import Home
 from storage.traces.fragment_content import STORED_DTYPES
 from storage.traces.layout import FORMAT_VERSION
 from storage.traces.places import Place
-from storage.traces.store import COMPRESSIONS, TraceStore
+from storage.traces.store import TraceStore
 from tests.object_store import FaultyProxy, credentials, faulty_proxy
 from tests.storage.trace_content import tensors, trace_sample, write
 

@@ -10,7 +10,7 @@ from kvpolicy.analysis.ranks import spearman
 from kvpolicy.attention.importance import importance
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.inference import batching
-from kvpolicy.results.metrics import kl_divergence
+from kvpolicy.inference.likelihood import kl_divergence
 from tests.kvpolicy.analysis.masked import masked_forward
 
 NUM_CONTEXT, NUM_TOKENS = 26, 38

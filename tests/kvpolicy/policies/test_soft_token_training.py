@@ -9,8 +9,8 @@ from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.methods.base import CacheState
 from kvpolicy.methods.registry import make_method
+from kvpolicy.names import SETTINGS
 from kvpolicy.text.encoded_sample import EncodedSample
-from kvpolicy.text.protocol import SETTINGS
 from kvpolicy.text.sample import Sample
 from kvpolicy.training.soft_token_training import (
     SoftTokenConfig,

@@ -1,0 +1,17 @@
+"""Names that stores, figures and the science share, each declared once."""
+
+from typing import Literal, get_args
+
+LEARNED = "kvp"
+"""The method that this project is about: one agent for each KV head, trained on futures."""
+BOUNDS = ("full", "oracle")
+"""Methods that are no contenders: no eviction, and the best ranking there is, made by knowing the future."""
+
+SETTINGS = ("query_agnostic", "query_aware")
+"""When a cache is compressed: before the question, or after it."""
+MEAN_TASK = "mean"
+"""Stands where a task is named, for the mean over all of them."""
+
+Compression = Literal["none", "zstd", "shuffled_zstd"]
+COMPRESSIONS = get_args(Compression)
+"""How chunks of stored traces are compressed."""
