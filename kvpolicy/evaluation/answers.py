@@ -89,16 +89,24 @@ def _go_together(batch: Sequence[Unanswered]) -> bool:
 
 def _answer(batch: Sequence[Unanswered]) -> Iterator[tuple[Unanswered, list[float]]]:
     most = max(rows.num_tokens for rows in batch)
-    caches = [rows.cache for rows in batch]
     owners = [rows for rows in batch for _ in rows.rows]
+    sizes = torch.tensor([row.kept.shape[1] for rows in batch for row in rows.rows])
+    order = sizes.argsort(descending=True, stable=True)  # those of similar size attend together
+    cache = batch[0].cache
+    if len(batch) > 1:
+        cache = CompactedCache.joined([rows.cache for rows in batch], num_new_tokens=most)
+        cache.keep_rows(order)
+    first_tokens = torch.cat([rows.first_tokens for rows in batch])
     tokens = decode_greedily(
         max((rows.context.model for rows in batch), key=lambda model: model.sequence_tokens or 0),
-        caches[0] if len(caches) == 1 else CompactedCache.joined(caches, num_new_tokens=most),
-        torch.cat([rows.first_tokens for rows in batch]),
-        first_position=torch.tensor([rows.first_position for rows in owners]),
+        cache,
+        first_tokens[order.to(first_tokens.device)],
+        first_position=torch.tensor([owners[row].first_position for row in order]),
         max_new_tokens=most,
-        is_settled=lambda row, answer: owners[row].is_settled(answer),
+        is_settled=lambda place, answer: owners[order[place]].is_settled(answer),
     )
-    answers = iter(tokens)
+    answers = dict(zip(order.tolist(), tokens, strict=True))
+    first = 0
     for rows in batch:
-        yield rows, [rows.score(next(answers)) for _ in rows.rows]
+        yield rows, [rows.score(answers[first + place]) for place in range(len(rows.rows))]
+        first += len(rows.rows)

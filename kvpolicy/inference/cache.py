@@ -9,6 +9,7 @@ same slots for all; positions stay those of the original sequence. What to keep 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +22,17 @@ from kvpolicy.methods.ranking import NOT_KEPT
 from kvpolicy.models.finite import require_finite_entries
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.models.rotary import Rotary
+
+_MOST_PADDING = 2
+"""Slots that rows of one attention call have for each entry of the row that holds fewest."""
+
+
+class _Block(NamedTuple):
+    """Rows that attend in one call: to which slots, and what is added to their logits."""
+
+    rows: slice
+    slots: slice
+    mask: Float[Tensor, "row head token_of_group slot"]
 
 
 class CompactedCache:
@@ -70,7 +82,7 @@ class CompactedCache:
             self._values[row, :, :, kept_slots] = values.gather(1, gathered).view(*by_layer, num_kept, dim)
             self._positions[row, :, :, kept_slots] = indices.reshape(*by_layer, num_kept)
         self._is_ragged = any(bool((row == NOT_KEPT).any()) for row in kept)
-        self._mask: Tensor | None = None
+        self._blocks: list[_Block] = []  # during a pass, unless heads hold different numbers
         self._num_queries = num_queries
         self._queries: dict[int, Tensor] = {}  # of each layer, as many as were seen, at most `num_queries`
         self._scaling = LogitScale(factor=1.0)
@@ -142,12 +154,12 @@ class CompactedCache:
         end = self.num_past_tokens + positions.shape[1]
         self._positions[..., self.num_past_tokens : end] = positions.to(self._positions.device)[:, None, None]
         self.num_positions = int(positions.max()) + 1
-        if not self._is_ragged and self.num_past_tokens:  # one mask for all heads of all layers
-            self._mask = self._additive_mask(self._positions[:, 0, :1, :end] != NOT_KEPT, group_size)
+        if not self._is_ragged and self.num_past_tokens:
+            self._blocks = list(self._make_blocks(end, group_size))
         try:
             yield
         finally:
-            self._mask = None
+            self._blocks = []
         self.num_past_tokens = end
 
     def state(self, row: int, *, seed: int = 0, rotary: Rotary | None = None) -> CacheState:
@@ -234,15 +246,34 @@ class CompactedCache:
         self._scaling = scaling
         if self._num_queries:
             self._remember(layer, query)
-        past = (self._keys[:, layer, :, :end], self._values[:, layer, :, :end])
+        keys, values = self._keys[:, layer, :, :end], self._values[:, layer, :, :end]
         if not self.num_past_tokens:
-            return attend_causally(query, *past, scaling).to(wanted)
-        mask = self._mask
+            return attend_causally(query, keys, values, scaling).to(wanted)
         if self._is_ragged:
             group_size = query.shape[1] // key.shape[1]
-            mask = self._additive_mask(self._positions[:, layer, :, :end] != NOT_KEPT, group_size)
-        assert mask is not None, "attention outside of run"
-        return attend_masked(query, *past, scaling, mask=mask).to(wanted)
+            is_held = self._positions[:, layer, :, :end] != NOT_KEPT
+            mask = self._additive_mask(is_held, key.shape[2], group_size)
+            return attend_masked(query, keys, values, scaling, mask=mask).to(wanted)
+        outputs = [
+            attend_masked(
+                query[at.rows], keys[at.rows, :, at.slots], values[at.rows, :, at.slots], scaling, mask=at.mask
+            )
+            for at in self._blocks
+        ]
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(wanted)
+
+    def _make_blocks(self, end: int, group_size: int) -> Iterator[_Block]:
+        """Neighbouring rows that hold similar numbers of entries, with one mask for all heads of all layers."""
+        is_held = self._positions[:, 0, :1, :end] != NOT_KEPT
+        sizes = is_held[:, 0].sum(dim=1).tolist()
+        first = 0
+        for row in range(1, self.num_rows + 1):
+            if row < self.num_rows and max(sizes[first : row + 1]) <= _MOST_PADDING * min(sizes[first : row + 1]):
+                continue
+            rows, slots = slice(first, row), slice(end - max(sizes[first:row]), end)
+            mask = self._additive_mask(is_held[rows, :, slots], end - self.num_past_tokens, group_size)
+            yield _Block(rows, slots, mask)
+            first = row
 
     def _remember(self, layer: int, query: Float[Tensor, "row query_head token dim"]) -> None:
         rows, _, num_tokens, dim = query.shape
@@ -251,10 +282,10 @@ class CompactedCache:
         self._queries[layer] = torch.cat([earlier, grouped], dim=3)[..., -self._num_queries :, :].clone()
 
     def _additive_mask(
-        self, is_held: Bool[Tensor, "row head slot"], group_size: int
+        self, is_held: Bool[Tensor, "row head slot"], num_new_tokens: int, group_size: int
     ) -> Float[Tensor, "row head token_of_group slot"]:
         """What SDPA adds to the logits of the newest tokens; from a Boolean mask it would make this in every layer."""
         slots = torch.arange(is_held.shape[2], device=is_held.device)
-        visible = is_held[:, :, None] & (slots <= slots[self.num_past_tokens :, None])
+        visible = is_held[:, :, None] & (slots <= slots[-num_new_tokens:, None])
         mask = torch.zeros(visible.shape, dtype=self._keys.dtype, device=visible.device)
         return mask.masked_fill_(~visible, -torch.inf).repeat(1, 1, group_size, 1)
