@@ -1,4 +1,9 @@
-"""The error that callers of the library see when what they passed cannot be used."""
+"""The error that callers see when what they passed cannot be used, and messages of errors as one line."""
+
+import re
+
+_RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
+_MOST_LETTERS = 300
 
 
 class InputError(ValueError):
@@ -6,9 +11,12 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, with the next where it ends in a colon; its type where there is none."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    """The first line of an error's message, shortened, with the next where it ends in a colon; else its type."""
+    if isinstance(error, KeyError) and error.args:
+        return f"no {error}"  # its message is the key alone
+    lines = [line.strip() for line in _RUST_PLACE.sub("", str(error)).strip().splitlines()]
+    shown = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    return shown[:_MOST_LETTERS]
 
 
 def message_with_notes(error: BaseException) -> str:

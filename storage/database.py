@@ -9,7 +9,8 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 
 _CONNECT_TIMEOUT_S = 10
 _PASSWORDS = re.compile(r"(?P<before>^[\w+]+://[^:@/]*):[^@/]*(?=@)|[?&]password=[^&]*")
@@ -53,7 +54,7 @@ def require_sqlite(path: Path) -> None:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
             return  # someone is writing
         raise StorageError(
-            f"the database {path} cannot be read ({one_line(error)}): restore it, or move it away for a new one"
+            f"the database {path} cannot be read ({first_line(error)}): restore it, or move it away for a new one"
         ) from error
 
 
@@ -81,7 +82,7 @@ def require_postgresql(uri: str) -> None:
             read_only, may_create = cursor.fetchone()
     except (psycopg2.Error, UnicodeError) as error:
         raise StorageError(
-            f"the database {shown} cannot be used ({one_line(error)}): start it, or mend its URI"
+            f"the database {shown} cannot be used ({first_line(error)}): start it, or mend its URI"
         ) from error
     if read_only or not may_create:
         why = "is read-only" if read_only else "has no schema that this user may write"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from storage.digests import digest_json
+from kvpolicy.digests import digest_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _GIT_TIMEOUT_S = 10

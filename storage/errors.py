@@ -1,10 +1,9 @@
-"""The error that callers of the stores see, and how errors of the libraries below become one line of it."""
+"""The error that callers of the stores see, and what to do about errors of places."""
 
 from __future__ import annotations
 
 import re
 
-_RUST_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # Lance and zarrs end messages with places in their own sources
 # Statuses with the reason behind them, and no part of a path: digests and checksums have such digits as well.
 _REMEDIES = (
     (
@@ -27,14 +26,6 @@ _REMEDIES = (
 
 class StorageError(Exception):
     """A store that cannot serve the call: one line that says what, where and what to do."""
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of an error's message, shortened."""
-    if isinstance(error, KeyError) and error.args:
-        return f"no {error}"  # its message is the key alone
-    lines = _RUST_PLACE.sub("", str(error)).strip().splitlines()
-    return (lines[0].strip() if lines else type(error).__name__)[:limit]
 
 
 def remedy_for(error: BaseException) -> str:

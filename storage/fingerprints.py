@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.digests import digest_bytes, digest_json
+from kvpolicy.digests import digest_bytes, digest_json
 from storage.errors import StorageError
 
 # Python 3.11 parses in one thread at a time, or fails: python/cpython#106905.

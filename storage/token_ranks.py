@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage.errors import StorageError, one_line, remedy_for
+from kvpolicy.errors import first_line
+from storage.errors import StorageError, remedy_for
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -272,7 +273,7 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], digest: str) -> None:
                 writer.write_table(pa.Table.from_pylist([row], schema=schema))
         draft.replace(path)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"cannot write {path}: {one_line(error)}") from error
+        raise StorageError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -293,7 +294,7 @@ def _read(path: Path, columns: Sequence[str] | None, where: Sequence[tuple[str, 
 
 
 def _unreadable(path: Path, reason: str | Exception) -> StorageError:
-    words, remedy = (reason, "") if isinstance(reason, str) else (one_line(reason), remedy_for(reason))
+    words, remedy = (reason, "") if isinstance(reason, str) else (first_line(reason), remedy_for(reason))
     remedy = remedy or "; delete what is left of it and run `kvp evaluate` again"
     return StorageError(f"cannot read {path}: {words}{remedy}")
 

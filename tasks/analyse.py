@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from kvpolicy.digests import digest_json
 from kvpolicy.evaluation import AnalysisResult, Finding, analyse_example
 from kvpolicy.text.sample import Sample
 from storage.catalog.catalog import Artifact, RunRecorder
-from storage.digests import digest_json
 from storage.home import Home
 from storage.tables.parquet import read_rows, write_rows
 from tasks.evaluate import SCORES, ExampleGroup, contender_stages, make_contenders, score_row, shard_refs

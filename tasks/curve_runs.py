@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvpolicy.benchmarks.registry import tasks_of
+from kvpolicy.digests import digest_json
 from kvpolicy.methods.registry import method_type
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.budget_curves import CurvePoint
 from storage.catalog.catalog import Artifact, Catalog, RunRecorder
-from storage.digests import digest_json
 from storage.home import Home
 from storage.mlflow.tracking import CurveRun, DatasetRef, Tracking
 from tasks.framework.references import ModelRef, PromptsRef, TrainedRef

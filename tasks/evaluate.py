@@ -14,6 +14,7 @@ import torch
 
 from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.config.registry import Choice
+from kvpolicy.digests import digest_json
 from kvpolicy.evaluation import (
     Contender,
     EvaluateConfig,
@@ -32,7 +33,6 @@ from kvpolicy.text.protocol import cut_sample
 from kvpolicy.text.sample import Sample
 from kvpolicy.text.token_text import token_pieces
 from storage.catalog.catalog import Artifact, Catalog, RunRecorder
-from storage.digests import digest_json
 from storage.home import Home
 from storage.tables.parquet import read_rows, write_rows
 from storage.token_ranks import StoredContext, StoredRanking, digest_of, write_token_ranks

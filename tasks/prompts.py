@@ -9,12 +9,12 @@ from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.benchmarks.registry import BENCHMARKS
 from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.config.registry import Choice
+from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
 from kvpolicy.presets.pipeline_config import PipelineConfig
 from kvpolicy.text.chat_format import rendered_formats
 from kvpolicy.text.sample import Sample
 from storage.catalog.catalog import Artifact, RunRecorder
-from storage.digests import digest_json
 from storage.home import Home
 from storage.tables.parquet import write_rows
 from tasks.framework.progress import LOGGER

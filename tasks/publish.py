@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from kvpolicy.config.registry import Choice
+from kvpolicy.digests import digest_json
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.presets.pipeline_config import PipelineConfig
 from kvpolicy.results.budget_curves import budget_curves, resample_scores
@@ -17,7 +18,6 @@ from kvpolicy.results.comparisons import Comparison, beats_all, compare_methods
 from kvpolicy.results.metrics import METRICS
 from kvpolicy.results.statistics import Bootstrap, Interval
 from storage.catalog.catalog import Artifact, RunRecorder
-from storage.digests import digest_json
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
 from tasks.analyse import analyse_shard, read_findings

@@ -35,7 +35,8 @@ from dashboards.app.runs_page import runs_page
 from dashboards.app.selection import Selection
 from dashboards.app.similarity_page import similarity_page
 from dashboards.app.tokens_page import tokens_page
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.home import Home
 
 HOST = "127.0.0.1"
@@ -87,7 +88,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
             if status == 405:
                 missing = f"{request.url.path} is only read here: ask for it with GET, not {request.method}."
         else:
-            missing = f"This page could not be made: {one_line(error)}"
+            missing = f"This page could not be made: {first_line(error)}"
         text = render(_message(missing, status=status), "", Selection(asked={}), home=str(home.path))
         return HTMLResponse(text, status_code=status, headers=headers)
 

@@ -8,7 +8,8 @@ import typer
 
 from flows.commands.options import HomeOption
 from flows.runtime.process import configure_libraries, home_path
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.home import Home
 
 
@@ -48,4 +49,4 @@ def report(
     except OSError as error:
         raise StorageError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from error
     except ValueError as error:
-        raise StorageError(f"report: {rows.evaluation_id} cannot be drawn: {one_line(error)}") from error
+        raise StorageError(f"report: {rows.evaluation_id} cannot be drawn: {first_line(error)}") from error

@@ -14,6 +14,7 @@ from typing import Any
 from flows.request import Request
 from flows.stages import STAGES
 from kvpolicy.benchmarks.splits import SPLITS
+from kvpolicy.digests import canonical_json, short_id
 from kvpolicy.errors import InputError
 from kvpolicy.models.tokenizer import load_tokenizer
 from kvpolicy.presets.pipeline_config import PipelineConfig
@@ -21,7 +22,6 @@ from kvpolicy.text.chat_format import rendered_formats
 from storage.catalog.catalog import Catalog
 from storage.catalog.requests import RequestRecord, StageName, StageRun
 from storage.catalog.run_differences import flat, recorded_modules
-from storage.digests import canonical_json, short_id
 from storage.errors import StorageError
 from storage.home import Home
 from tasks.framework.references import ModelRef

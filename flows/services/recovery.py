@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.services.processes import WORKER, environment_of, is_running, process_ids, worker_name
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.home import Home, exclusive, is_held
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def prefect_client() -> Iterator[Any]:
             yield client
     except (httpx.HTTPError, PrefectException) as error:
         raise StorageError(
-            f"the request to the Prefect server failed ({one_line(error)}): look at its log, and whether its "
+            f"the request to the Prefect server failed ({first_line(error)}): look at its log, and whether its "
             "database can be written"
         ) from error
 

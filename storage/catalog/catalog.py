@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.digests import canonical_json
+from kvpolicy.digests import canonical_json
 from storage.environment import environment
 from storage.errors import StorageError
 from storage.home import Home

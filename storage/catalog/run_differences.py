@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.digests import digest_json
+from kvpolicy.digests import digest_json
 from storage.errors import StorageError
 from storage.lineage.artifacts import SURROUNDINGS
 from storage.lineage.graph import MADE

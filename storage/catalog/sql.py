@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.lineage.graph import MADE
 from storage.tables.lance_table import Table, quote
 from storage.tables.schemas import UNIQUE
@@ -78,7 +79,7 @@ def _answer(
         answer = connection.sql(query).limit(_MOST_ROWS + 1).to_arrow_table()
     except duckdb.Error as error:
         hint = f"; the tables are {', '.join([*tables, *VIEWS])}" if "Table with name" in str(error) else ""
-        raise StorageError(f"SQL: {one_line(error)}{hint}") from error
+        raise StorageError(f"SQL: {first_line(error)}{hint}") from error
     if answer.num_rows > _MOST_ROWS:
         raise StorageError(f"SQL: the answer has more than {_MOST_ROWS:,} rows: add conditions, a LIMIT or a GROUP BY")
     return answer
@@ -94,7 +95,7 @@ def _require_read_only(connection: duckdb.DuckDBPyConnection, query: str) -> Non
     try:
         statements = connection.extract_statements(query)
     except duckdb.Error as error:
-        raise StorageError(f"SQL: {one_line(error)}") from error
+        raise StorageError(f"SQL: {first_line(error)}") from error
     if len(statements) != 1:
         raise StorageError(f"SQL: {len(statements)} statements, expected one query")
     # PIVOT is a MULTI statement; nothing that it expands to can leave the memory of this connection.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage.digests import canonical_json, digest_json, short_id
+from kvpolicy.digests import canonical_json, digest_json, short_id
 from storage.environment import Environment
 from storage.errors import StorageError
 

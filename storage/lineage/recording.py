@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from storage.digests import canonical_json
+from kvpolicy.digests import canonical_json
+from kvpolicy.errors import first_line
 from storage.environment import Environment
-from storage.errors import StorageError, one_line
+from storage.errors import StorageError
 from storage.lineage.artifacts import Artifact, code_artifact, environment_artifact
 from storage.tables.lance_table import to_arrow
 from storage.tables.schemas import TABLES
@@ -139,7 +140,7 @@ class RunRecorder:
         seconds = time.monotonic() - self._clock
         outcome, reason = ("repeated", f"repeats {self._repeats}") if self._repeats else ("completed", "")
         if failure is not None:
-            outcome, reason = "failed", f"{type(failure).__name__}: {one_line(failure)}"
+            outcome, reason = "failed", f"{type(failure).__name__}: {first_line(failure)}"
         return {
             **self._row,
             "outcome": outcome,

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvpolicy.errors import first_line
 from storage.database import require_postgresql, require_sqlite, sqlite_uri
-from storage.errors import StorageError, one_line
+from storage.errors import StorageError
 from storage.home import Home
 
 _REMEDY = "if mlflow/mlflow.db in the home was lost or damaged, restore it or use a new --home"
@@ -114,4 +115,4 @@ def one_line_errors(what: str, remedy: str = _REMEDY) -> Iterator[None]:
     except Exception as error:  # MlflowException, and SQLAlchemy's when the database is damaged or locked
         if "Current state is deleted" in str(error):  # while it was written to
             remedy = "restore it in MLflow, or run the same command again"
-        raise StorageError(f"{what}: {one_line(error)}; {remedy}") from error
+        raise StorageError(f"{what}: {first_line(error)}; {remedy}") from error

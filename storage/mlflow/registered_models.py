@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from storage.digests import digest_json
+from kvpolicy.digests import digest_json
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.client import one_line_errors, open_client

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.digests import digest_folder, digest_json
+from kvpolicy.digests import digest_folder, digest_json
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.client import one_line_errors, open_client
@@ -188,9 +188,10 @@ class Tracking:
             description: description of the version, in Markdown.
 
         Raises:
-            StorageError: if there is no such folder or run, or MLflow refuses it.
+            InputError: if there is no such folder.
+            StorageError: if there is no such run, or MLflow refuses it.
         """
-        digest = digest_folder(folder)
+        digest = digest_folder(Path(folder))
         name = _NOT_IN_A_NAME.sub("-", name)
         with one_line_errors(f"cannot register the policy {name!r}"):
             client, version = self._client, self._find_version(run_id, digest)

@@ -21,7 +21,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.lineage.run_record import RecordedRun, Row
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Silence:
             self.said = True
             _LOGGER.warning(
                 "OpenLineage events are not delivered (%s); `kvp openlineage --send` sends them later",
-                one_line(error, limit=160),
+                first_line(error)[:160],
             )
 
 
@@ -115,7 +116,7 @@ def send_events(events: Iterable[RunEvent]) -> int:
                 client.emit(event)
                 sent += 1
     except Exception as error:  # whatever a transport of the client's may raise
-        raise StorageError(f"the OpenLineage receiver does not take event {sent + 1}: {one_line(error)}") from error
+        raise StorageError(f"the OpenLineage receiver does not take event {sent + 1}: {first_line(error)}") from error
     return sent
 
 

@@ -24,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.errors import StorageError, one_line, remedy_for
+from kvpolicy.errors import first_line
+from storage.errors import StorageError, remedy_for
 from storage.tables import compaction
 
 _ATTEMPTS = 8
@@ -259,7 +260,7 @@ class Table:
         remedy = remedy_for(error)
         if not remedy and "://" not in self.uri and _DAMAGED.search(str(error)):
             remedy = "; restore it from a copy, or use another --home"
-        return StorageError(f"table {self.name} at {self.uri} {what}: {one_line(error)}{remedy}")
+        return StorageError(f"table {self.name} at {self.uri} {what}: {first_line(error)}{remedy}")
 
 
 def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -279,7 +280,7 @@ def to_arrow(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) ->
     try:
         return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise StorageError(f"table {name}: a value does not fit its column: {one_line(error)}") from error
+        raise StorageError(f"table {name}: a value does not fit its column: {first_line(error)}") from error
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

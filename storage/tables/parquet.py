@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.digests import digest_json
-from storage.errors import StorageError, one_line
+from kvpolicy.digests import digest_json
+from kvpolicy.errors import InputError, first_line
+from storage.errors import StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,8 +44,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, draft, compression="zstd")
         draft.replace(path)
-    except (OSError, OverflowError, pa.ArrowException, StorageError) as error:
-        raise StorageError(f"cannot write {path}: {one_line(error)}") from error
+    except (OSError, OverflowError, pa.ArrowException, InputError) as error:
+        raise StorageError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -68,7 +69,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise StorageError("damaged, its content is not what was written")
     except (OSError, ValueError, pa.ArrowException, StorageError) as error:
         raise StorageError(
-            f"cannot read {path}: {one_line(error)}; delete what is left of it and run the same command again"
+            f"cannot read {path}: {first_line(error)}; delete what is left of it and run the same command again"
         ) from error
     return rows
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.traces.manifest import TraceRow
 from storage.traces.store import TraceStore, TraceTensors
 
@@ -55,7 +56,7 @@ def export_traces(
         write(_read(store, rows, heads), heads, draft)
         draft.replace(place)
     except OSError as error:
-        raise StorageError(f"cannot write {place}: {one_line(error)}; choose another --out") from error
+        raise StorageError(f"cannot write {place}: {first_line(error)}; choose another --out") from error
     finally:
         draft.unlink(missing_ok=True)
     return place.stat().st_size

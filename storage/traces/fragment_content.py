@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage.digests import digest_bytes, digest_json
+from kvpolicy.digests import digest_bytes, digest_json
 from storage.errors import StorageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage.digests import digest_json
+from kvpolicy.digests import digest_json
 from storage.errors import StorageError
 from storage.traces.fragment_content import FragmentTensors, Span, head_digests, sample_digest
 from storage.traces.layout import FORMAT_VERSION

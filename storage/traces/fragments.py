@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from storage.digests import digest_bytes, digest_json
-from storage.errors import StorageError, one_line, remedy_for
+from kvpolicy.digests import digest_bytes, digest_json
+from kvpolicy.errors import first_line
+from storage.errors import StorageError, remedy_for
 from storage.traces.fragment_content import ARRAYS, STORED_DTYPES, FragmentTensors, Span, fill_value
 from storage.traces.layout import FRAGMENTS
 from storage.traces.places import Place
@@ -118,7 +119,7 @@ def write(
         raise StorageError(f"cannot write traces: {error}; nothing was committed") from error
     except Exception as error:  # the Rust side raises RuntimeError, zarr many types
         raise StorageError(
-            f"cannot write traces to {place.join(path)}: {one_line(error)}{remedy_for(error)}; nothing was committed"
+            f"cannot write traces to {place.join(path)}: {first_line(error)}{remedy_for(error)}; nothing was committed"
         ) from error
     return _digest_documents(documents)
 
@@ -261,7 +262,7 @@ class Fragment:
             )
         except Exception as error:  # zarr raises many types on damaged metadata
             raise StorageError(
-                f"fragment {place.join(path)} cannot be opened: {one_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
+                f"fragment {place.join(path)} cannot be opened: {first_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
             ) from error
 
     def read(self, name: str, heads: Span, tokens: Span) -> np.ndarray[Any, Any]:
@@ -277,7 +278,7 @@ class Fragment:
         except Exception as error:  # the Rust side raises RuntimeError, zarr ValueError and others
             raise StorageError(
                 f"fragment {self.fragment_id}: {name} of heads {heads[0]}-{heads[1] - 1} cannot be read:"
-                f" {one_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
+                f" {first_line(error)}{remedy_for(error) or f'; {REMEDY}'}"
             ) from error
         return block
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.digests import digest_json
-from storage.errors import StorageError, one_line
+from kvpolicy.digests import digest_json
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.tables.lance_table import Table, quote
 
 SCHEMA = pa.schema(
@@ -233,7 +234,7 @@ class Manifest:
                 connection.from_arrow(self._table.reader(_COUNTED_COLUMNS)).create_view("rows")
                 counted = connection.sql(_COUNTED).to_arrow_table().to_pylist()
             except duckdb.Error as error:
-                raise StorageError(f"manifest at {self.uri} cannot be counted: {one_line(error)}") from error
+                raise StorageError(f"manifest at {self.uri} cannot be counted: {first_line(error)}") from error
         return {
             row["collection"]: None
             if row.pop("different") < row["samples"]

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError, one_line, remedy_for
+from kvpolicy.errors import first_line
+from storage.errors import StorageError, remedy_for
 
 _SCHEME = "s3://"
 _S3_URL = re.compile(r"s3://[^/\s?#]+(/[^\s?#]*)?")  # what is behind ? or # of a URL is no part of its path
@@ -49,7 +50,7 @@ class Place:
                 path = Path(text).expanduser().absolute()
                 path.exists()  # a name may be too long to ask
             except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user
-                raise StorageError(f"place {text[:80]} cannot be used: {one_line(error)}") from error
+                raise StorageError(f"place {text[:80]} cannot be used: {first_line(error)}") from error
             return cls(url=str(path))
         if not _S3_URL.fullmatch(text):
             raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix, without ? and #")
@@ -199,7 +200,7 @@ class Place:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            raise StorageError(f"{self.url}: {what}: {one_line(error)}{remedy_for(error)}") from error
+            raise StorageError(f"{self.url}: {what}: {first_line(error)}{remedy_for(error)}") from error
 
 
 def _plain_http() -> bool:

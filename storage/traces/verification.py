@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from storage.errors import StorageError, one_line, remedy_for
+from kvpolicy.errors import first_line
+from storage.errors import StorageError, remedy_for
 from storage.traces import fragments
 from storage.traces.fragment_content import ARRAYS, head_digests, sample_digest
 from storage.traces.fragments import Fragment
@@ -74,7 +75,7 @@ def verify_fragment(place: Place, fragment_id: str, rows: Sequence[TraceRow]) ->
         heads = range(fragment.num_heads)
         for head, read in enumerate(readers.map(lambda head: _try(_hash_head, fragment, head, rows), heads)):
             if isinstance(read, StorageError):
-                message = one_line(read.__cause__ or read)
+                message = first_line(read.__cause__ or read)
                 # What no sample trips over alone, an index or padding, belongs to every sample of the head.
                 broken = _find_damaged(fragment, head, rows, actual[:, head]) or rows
             else:

@@ -19,8 +19,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
 from kvpolicy.config.registry import Choice, installed_extensions
+from kvpolicy.digests import digest_json
 from storage.catalog.catalog import Artifact, Catalog, CompletedRun, RunRecorder
-from storage.digests import digest_json
 from storage.fingerprints import ProjectCode, stage_key
 from storage.home import Home, exclusive
 from storage.mlflow.deletions import has_run

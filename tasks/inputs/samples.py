@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
 from kvpolicy.text.chat_format import rendered_formats
 from kvpolicy.text.encoded_sample import EncodedSample, encode
 from kvpolicy.text.protocol import cut_sample
 from kvpolicy.text.sample import Sample
-from storage.digests import digest_json
 from storage.tables.parquet import read_rows
 from tasks.framework.references import ModelRef, PromptsRef
 from tasks.inputs.loaded_model import load_model

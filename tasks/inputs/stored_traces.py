@@ -6,10 +6,10 @@ from itertools import islice
 
 import torch
 
+from kvpolicy.digests import short_id
 from kvpolicy.errors import InputError
 from kvpolicy.seeds import derive_seed
 from kvpolicy.training.policy_training import TraceBatch
-from storage.digests import short_id
 from storage.traces.store import TraceRow, TraceSnapshot, TraceStore
 from tasks.framework.references import SnapshotRef
 

@@ -21,8 +21,8 @@ from report_home import (
     record,
 )
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.lineage.artifacts import Artifact
 from storage.token_ranks import StoredContext, StoredRanking, write_token_ranks

@@ -13,8 +13,8 @@ mean, so paired differences are exact and so are their intervals:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.lineage.artifacts import Artifact
 from storage.lineage.recording import RunRecorder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.lineage.artifacts import Artifact
 from storage.openlineage import delivery as openlineage_delivery

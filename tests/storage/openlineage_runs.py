@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.lineage.artifacts import Artifact
 from storage.tables.parquet import write_rows

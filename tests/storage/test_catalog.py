@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kvpolicy.errors import InputError
 from storage.catalog.catalog import Catalog, RunRecorder
 from storage.errors import StorageError
 from storage.home import Home
@@ -174,7 +175,7 @@ def test_bad_calls_are_one_line_and_record_nothing(catalog: Catalog) -> None:
         pass
     with pytest.raises(StorageError, match="leave it out"), record(catalog, inputs={"code": MODEL.artifact_id}):
         pass
-    with pytest.raises(StorageError, match=r"\$.x is a set"), record(catalog, parameters={"x": {1}}):
+    with pytest.raises(InputError, match=r"\$.x is a set"), record(catalog, parameters={"x": {1}}):
         pass
     assert catalog.rows("runs") == []
     with pytest.raises(StorageError, match="no table 'curve'"):

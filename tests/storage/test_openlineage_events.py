@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
 from storage.catalog.recorded_runs import recorded_runs
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.openlineage.delivery import event_lines
 from storage.openlineage.events import run_events, run_uuid

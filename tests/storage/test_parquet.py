@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.digests import digest_json
+from kvpolicy.digests import digest_json
 from storage.errors import StorageError
 from storage.tables.parquet import read_rows, write_rows
 

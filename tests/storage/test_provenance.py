@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prov.model import ProvDocument
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_bytes
 from storage.lineage.artifacts import Artifact
 from storage.lineage.graph import LineageGraph
 from storage.lineage.provenance import NAMESPACE, render_provenance

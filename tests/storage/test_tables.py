@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.errors import StorageError, one_line
+from kvpolicy.errors import first_line
+from storage.errors import StorageError
 from storage.tables.lance_table import Table
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("number", pa.int64())])
@@ -143,6 +144,6 @@ def test_a_damaged_table_and_something_in_its_place_say_what_to_do(table: Table,
 
 
 def test_one_line() -> None:
-    assert one_line(ValueError("first\nsecond")) == "first"
-    assert one_line(KeyError()) == "KeyError"
-    assert one_line(OSError("Not found: a, /home/r/lance/src/x.rs:65:26")) == "Not found: a"
+    assert first_line(ValueError("first\nsecond")) == "first"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(OSError("Not found: a, /home/r/lance/src/x.rs:65:26")) == "Not found: a"

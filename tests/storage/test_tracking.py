@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvpolicy.errors import InputError
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.tracking import CHALLENGER, CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
@@ -159,7 +160,7 @@ def test_policies_are_versions_with_aliases(tracking: Tracking, client: Any, tmp
     assert aliases == {"champion": 2, "challenger": 2}
     with pytest.raises(StorageError, match="policy_set-9 is no version in MLflow's registry"):
         tracking.move_alias(CHAMPION, "policy_set-9")
-    with pytest.raises(StorageError, match="no folder at"):
+    with pytest.raises(InputError, match="no folder at"):
         tracking.register_policy(name="x", folder=tmp_path / "none", run_id=run_id, tags={}, description="")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
@@ -17,7 +18,6 @@ from kvpolicy.text.encoded_sample import count_prompt_tokens
 from kvpolicy.training.policy_training import TrainConfig
 from kvpolicy.training.soft_token_training import SoftTokenConfig
 from storage.catalog.catalog import Catalog
-from storage.digests import digest_json
 from storage.home import Home
 from storage.tables.parquet import write_rows
 from tasks.checks import check_prompts

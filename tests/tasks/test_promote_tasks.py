@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
@@ -14,7 +15,6 @@ from kvpolicy.training.collection import CollectConfig
 from kvpolicy.training.policy_training import TrainConfig
 from storage.catalog.catalog import Artifact, Catalog
 from storage.catalog.promotions import read_history
-from storage.digests import digest_json
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from prefect.context import TagsContext, hydrated_context, serialize_context
 
+from kvpolicy.digests import digest_bytes
 from storage.catalog.catalog import Artifact, Catalog, RunRecorder
-from storage.digests import digest_bytes
 from storage.home import Home
 from storage.lineage.artifacts import request_artifact
 from tasks.framework.purpose import Purpose, acting_for, current_purpose

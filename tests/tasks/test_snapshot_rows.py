@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.digests import short_id
 from kvpolicy.errors import InputError
-from storage.digests import short_id
 from storage.traces.store import TraceStore
 from tasks.framework.references import SnapshotRef
 from tasks.inputs.stored_traces import snapshot_rows

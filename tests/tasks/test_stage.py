@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.digests import digest_bytes
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.training.policy_training import TrainConfig
 from storage.catalog.catalog import Artifact, Catalog, RunRecorder
-from storage.digests import digest_bytes
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
