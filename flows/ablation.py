@@ -8,6 +8,7 @@ from flows.plan import planned, serving
 from flows.request import Request
 from flows.stages import run_works
 from kvpolicy.results.objectives import ObjectiveOutcome, ObjectiveRow, compare_objectives
+from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from storage.tables.lance_table import quote
@@ -35,7 +36,7 @@ def ablate(**options: Any) -> list[ObjectiveRow]:
             with serving(plan.home, request):
                 works = list(TrainingWork.planned(dataclasses.replace(plan, config=request.config)))
                 outcomes += [_outcome(plan.home, name, trained, stage) for trained, stage in run_works(works)]
-        return list(compare_objectives(outcomes, reference=config.compared[0], seed=plan.seed))
+        return list(compare_objectives(outcomes, Bootstrap(seed=plan.seed), reference=config.compared[0]))
 
 
 def _outcome(home: Home, objective: str, trained: TrainedRef, stage: StageOutcome) -> ObjectiveOutcome:

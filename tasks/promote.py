@@ -14,6 +14,7 @@ from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.names import LEARNED
 from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
+from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Catalog, RunRecorder
 from storage.catalog.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history
 from storage.home import Home, exclusive
@@ -129,7 +130,7 @@ def decide_on_challenger(
             old = [
                 score for score in read_scores(champion_shards) if (score.method, score.metric, score.setting) == kind
             ]
-            decision = decide_promotion(new, old, config, seed=seed, **statistics)
+            decision = decide_promotion(new, old, config, Bootstrap(seed=seed, **statistics))
         before = "" if champion is None else champion.artifact_id
         row = _row(AUTOMATIC, model.digest, challenger.artifact_id, before, decision)
         compared = {"evaluation_id": evaluation_id, "setting": setting, "margin": config.margin}

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from dashboards.figures.styles import made_from
@@ -65,8 +64,7 @@ def objective_comparisons(catalog: Catalog, rows: ReportRows) -> Iterator[dict[s
         return
     evaluated = rows.trainings[0].objective
     outcomes = [seeds[seed] for seeds in outcomes_by_objective.values() for seed in sorted(shared)]
-    bootstrap = stored_bootstrap(catalog, rows.run_id)
-    for row in compare_objectives(outcomes, reference=evaluated, **asdict(bootstrap)):
+    for row in compare_objectives(outcomes, stored_bootstrap(catalog, rows.run_id), reference=evaluated):
         (cost_low, cost_high), (low, high) = row.cost.ends, row.difference.ends
         yield {
             "objective": row.objective,

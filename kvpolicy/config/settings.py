@@ -54,6 +54,7 @@ Count = Annotated[int, at_least(0)]
 NotNegative = Annotated[float, at_least(0)]
 MoreThanZero = Annotated[float, Expect(lambda value: value > 0, "more than 0")]
 Share = Annotated[float, Expect(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
+InnerShare = Annotated[float, Expect(lambda value: 0 < value < 1, "between 0 and 1")]
 Several = Annotated[
     tuple[T, ...],
     Expect(bool, "at least one"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvpolicy.config.settings import Count, Expect, Positive, Settings, Several, at_least
+from kvpolicy.config.settings import Count, InnerShare, Positive, Settings, Several, at_least
 from kvpolicy.errors import InputError
 from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.methods.registry import DEFAULT_METHODS, method_names, method_type
@@ -56,7 +56,7 @@ class EvaluateConfig(Settings):
     """Seeds of the random method."""
     num_resamples: Annotated[int, at_least(100)] = 2000
     """Bootstrap resamples."""
-    confidence: Annotated[float, Expect(lambda share: 0 < share < 1, "between 0 and 1")] = 0.95
+    confidence: InnerShare = 0.95
     """Confidence level of the intervals."""
     examples_per_shard: Positive = 6
     """Examples that are evaluated and committed at once."""

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from kvpolicy.errors import InputError
 from kvpolicy.names import MEAN_TASK
-from kvpolicy.results.statistics import Bootstrap, Interval, IntervalTable, Resamples
+from kvpolicy.results.statistics import Bootstrap, Interval, Resamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +48,19 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """All scores of one benchmark, setting and metric: a row for each example, a column for each contender and budget.
+    """All scores of one benchmark, setting and metric, with the bootstrap means that curves and comparisons share.
+
+    A row of scores for each example, a column for each contender and budget.
 
     Attributes:
-        benchmark: Of all scores.
-        setting: Of all scores.
-        metric: Of all scores.
-        tasks: Of each example.
+        benchmark: Benchmark of all scores.
+        setting: Setting of all scores.
+        metric: Metric of all scores.
+        tasks: Task of each example.
         columns: Method, seed and budget of each column.
         values: The scores.
+        means: Bootstrap means of each column over all tasks.
+        bootstrap: The bootstrap that drew them.
     """
 
     benchmark: str
@@ -65,31 +69,17 @@ class ScoreTable:
     tasks: tuple[str, ...]
     columns: tuple[tuple[str, int, int], ...]
     values: Float[np.ndarray, "example column"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResampledTable:
-    """A table of scores with what curves and comparisons share: the bootstrap means over all tasks.
-
-    Attributes:
-        scores: The table.
-        means: Of each of its columns.
-        bootstrap: The bootstrap that drew them.
-    """
-
-    scores: ScoreTable
     means: Resamples
     bootstrap: Bootstrap
 
-    def intervals(self, task: str) -> IntervalTable:
+    def intervals(self, task: str) -> list[Interval]:
         """Intervals of all columns for one task, or for the mean over tasks."""
         if task == MEAN_TASK:
-            return self.means.intervals(self.bootstrap.confidence)
-        rows = [place for place, task_of_row in enumerate(self.scores.tasks) if task_of_row == task]
-        return self.bootstrap.resample(self.scores.values[rows]).intervals(self.bootstrap.confidence)
+            return self.means.intervals()
+        return self.bootstrap.resample(self.values[np.array(self.tasks) == task]).intervals()
 
 
-def resample_scores(scores: Iterable[ExampleScore], bootstrap: Bootstrap) -> list[ResampledTable]:
+def resample_scores(scores: Iterable[ExampleScore], bootstrap: Bootstrap) -> list[ScoreTable]:
     """Sort scores into tables, and resample the examples of each.
 
     Args:
@@ -99,58 +89,51 @@ def resample_scores(scores: Iterable[ExampleScore], bootstrap: Bootstrap) -> lis
     Raises:
         InputError: If an example lacks a score that others of its table have.
     """
-    return [
-        ResampledTable(scores=table, means=bootstrap.resample(table.values, strata=table.tasks), bootstrap=bootstrap)
-        for table in _score_tables(scores)
-    ]
-
-
-def budget_curves(tables: Iterable[ResampledTable]) -> list[CurvePoint]:
-    """Points of all curves: for each task, and for the mean over tasks."""
-    return [
-        CurvePoint(
-            benchmark=table.scores.benchmark,
-            setting=table.scores.setting,
-            method=method,
-            seed=method_seed,
-            task=task,
-            metric=table.scores.metric,
-            budget=budget,
-            interval=intervals.interval(column),
-        )
-        for table in tables
-        for task in (MEAN_TASK, *sorted(set(table.scores.tasks)))
-        for intervals in [table.intervals(task)]
-        for column, (method, method_seed, budget) in enumerate(table.scores.columns)
-    ]
-
-
-def _score_tables(scores: Iterable[ExampleScore]) -> list[ScoreTable]:
-    """Sort scores into tables."""
-    grouped: dict[tuple[str, str, str], dict[str, dict[tuple[str, int, int], float]]] = {}
-    tasks: dict[tuple[str, str], str] = {}
+    grouped: dict[tuple[str, str, str], dict[tuple[str, str], dict[tuple[str, int, int], float]]] = {}
     for score in scores:
         table = grouped.setdefault((score.benchmark, score.setting, score.metric), {})
-        table.setdefault(score.sample_id, {})[score.method, score.seed, score.budget] = score.value
-        tasks[score.benchmark, score.sample_id] = score.task
+        table.setdefault((score.sample_id, score.task), {})[score.method, score.seed, score.budget] = score.value
     tables = []
     for (benchmark, setting, metric), examples in grouped.items():
         columns = tuple(dict.fromkeys(column for values in examples.values() for column in values))
-        for sample_id, values in examples.items():
-            for method, seed, budget in columns:
-                if (method, seed, budget) not in values:
-                    raise InputError(
-                        f"curves: sample {sample_id} has no {metric} of {method} (seed {seed}) at budget {budget} in "
-                        f"setting {setting} of {benchmark}, which others have: judge all samples alike"
-                    )
+        for (sample_id, _), values in examples.items():
+            if missing := [column for column in columns if column not in values]:
+                method, seed, budget = missing[0]
+                raise InputError(
+                    f"curves: sample {sample_id} has no {metric} of {method} (seed {seed}) at budget {budget} in "
+                    f"setting {setting} of {benchmark}, which others have: evaluate all samples alike"
+                )
+        tasks = tuple(task for _, task in examples)
+        scored = np.array([[values[column] for column in columns] for values in examples.values()])
         tables.append(
             ScoreTable(
                 benchmark=benchmark,
                 setting=setting,
                 metric=metric,
-                tasks=tuple(tasks[benchmark, sample_id] for sample_id in examples),
+                tasks=tasks,
                 columns=columns,
-                values=np.array([[values[column] for column in columns] for values in examples.values()]),
+                values=scored,
+                means=bootstrap.resample(scored, strata=tasks),
+                bootstrap=bootstrap,
             )
         )
     return tables
+
+
+def budget_curves(tables: Iterable[ScoreTable]) -> list[CurvePoint]:
+    """Points of all curves: for each task, and for the mean over tasks."""
+    return [
+        CurvePoint(
+            benchmark=table.benchmark,
+            setting=table.setting,
+            method=method,
+            seed=seed,
+            task=task,
+            metric=table.metric,
+            budget=budget,
+            interval=interval,
+        )
+        for table in tables
+        for task in (MEAN_TASK, *sorted(set(table.tasks)))
+        for (method, seed, budget), interval in zip(table.columns, table.intervals(task), strict=True)
+    ]

@@ -1,8 +1,8 @@
 """Who beats whom: paired differences between all methods at every budget, with the confidence that each is there.
 
 Seeds of a method are averaged. Intervals resample the examples and, of a method that has several seeds, its seeds
-(`kvpolicy.results.statistics.average_units`), so that a difference is established for the method and not for one
-training. Methods that are made from the same trainings meet the same draws of them.
+(`kvpolicy.results.statistics`), so that a difference is established for the method and not for one training. Methods
+that are made from the same trainings meet the same draws of them.
 
 Percentile intervals of few examples are too narrow, and a few examples agree by chance: n of them are all on one side
 with a probability of 2^(1 - n). Where that is more than the confidence leaves (at 95 %: fewer than six examples),
@@ -25,9 +25,9 @@ import numpy as np
 
 from kvpolicy.errors import InputError
 from kvpolicy.names import BOUNDS, LEARNED
-from kvpolicy.results.budget_curves import ResampledTable, ScoreTable
+from kvpolicy.results.budget_curves import ScoreTable
 from kvpolicy.results.metrics import LOWER_IS_BETTER
-from kvpolicy.results.statistics import Interval, average_units
+from kvpolicy.results.statistics import Interval
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 
@@ -97,7 +97,7 @@ def is_heuristic(method: str, trained: Trained) -> bool:
     return method not in BOUNDS and method not in trained
 
 
-def compare_methods(tables: Iterable[ResampledTable], trained: Trained) -> list[Comparison]:
+def compare_methods(tables: Iterable[ScoreTable], trained: Trained) -> list[Comparison]:
     """Compare every method with every other at every budget, in each table of scores.
 
     Args:
@@ -126,8 +126,7 @@ def beats_all(
     return wins
 
 
-def _compare(resampled: ResampledTable, trained: Trained) -> Iterator[Comparison]:
-    table, means, confidence = resampled.scores, resampled.means, resampled.bootstrap.confidence
+def _compare(table: ScoreTable, trained: Trained) -> Iterator[Comparison]:
     by_units: dict[str, list[_Entrant]] = defaultdict(list)
     for entrant in _entrants(table):
         by_units[f"{trained.get(entrant.method, entrant.method)} {entrant.seeds}"].append(entrant)
@@ -140,17 +139,17 @@ def _compare(resampled: ResampledTable, trained: Trained) -> Iterator[Comparison
     if not pairs:
         return
     groups = {name: np.array([entrant.columns for entrant in alike]).T for name, alike in by_units.items()}
-    averaged = average_units(means, groups, seed=resampled.bootstrap.seed)
+    averaged = table.bootstrap.average_units(table.means, groups)
     sign = -1.0 if table.metric in LOWER_IS_BETTER else 1.0
     heuristics = [index for index, entrant in enumerate(entrants) if is_heuristic(entrant.method, trained)]
     # Budget to the heuristic with the best mean there; of equals the first.
     ranked = sorted(heuristics, key=lambda index: -sign * averaged.mean[index])
     best = {entrants[index].budget: index for index in reversed(ranked)}
     differences = averaged.differences(*np.array(pairs).T)
-    intervals, shares = differences.intervals(confidence), differences.share_above_zero()
+    intervals, shares = differences.intervals(), differences.share_above_zero()
     for column, (first, second) in enumerate(pairs):
-        one, other, difference = entrants[first], entrants[second], intervals.interval(column)
-        of_seeds = means.mean[list(one.columns)]
+        one, other, difference = entrants[first], entrants[second], intervals[column]
+        of_seeds = table.means.mean[list(one.columns)]
         yield Comparison(
             benchmark=table.benchmark,
             setting=table.setting,
@@ -160,7 +159,7 @@ def _compare(resampled: ResampledTable, trained: Trained) -> Iterator[Comparison
             other=other.method,
             difference=difference,
             confidence=float(shares[column] if sign > 0 else 1.0 - shares[column]),
-            verdict=verdict_on(difference, sign, confidence),
+            verdict=verdict_on(difference, sign, table.bootstrap.confidence),
             num_seeds=len(one.seeds),
             other_num_seeds=len(other.seeds),
             seed_std=float(of_seeds.std(ddof=1)) if of_seeds.size > 1 else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvpolicy.errors import InputError
-from kvpolicy.results.statistics import Interval, average_units, resample_means
+from kvpolicy.results.statistics import Bootstrap, Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +54,14 @@ class ObjectiveRow:
 
 
 def compare_objectives(
-    outcomes: Sequence[ObjectiveOutcome],
-    *,
-    reference: str = "exact",
-    seed: int,
-    num_resamples: int = 2000,
-    confidence: float = 0.95,
+    outcomes: Sequence[ObjectiveOutcome], bootstrap: Bootstrap, *, reference: str = "exact"
 ) -> tuple[ObjectiveRow, ...]:
     """Compare objectives by held-out cost, paired by head and by training seed.
 
     Args:
         outcomes: Of every objective, with the same heads and the same seeds.
+        bootstrap: The bootstrap over heads and seeds.
         reference: What the others are compared with.
-        seed: Of the resamples.
-        num_resamples: Bootstrap means to draw.
-        confidence: Share of the bootstrap means inside an interval.
 
     Returns:
         A row for each objective, the lowest cost first.
@@ -84,22 +77,21 @@ def compare_objectives(
     values = costs.transpose(2, 0, 1).reshape(costs.shape[2], -1)
     columns = np.arange(len(seeds) * len(names)).reshape(len(seeds), len(names))
     # One group: all objectives meet the same draws of seeds, as a difference between them must.
-    averaged = average_units(
-        resample_means(values, seed=seed, num_resamples=num_resamples), {"objectives": columns}, seed=seed
-    )
-    first, other = np.arange(len(names)), np.full(len(names), names.index(reference))
-    cost, difference = averaged.intervals(confidence), averaged.differences(first, other).intervals(confidence)
+    averaged = bootstrap.average_units(bootstrap.resample(values), {"objectives": columns})
+    differences = averaged.differences(np.arange(len(names)), np.full(len(names), names.index(reference)))
     of_heads = costs.mean(axis=0)
     rows = [
         ObjectiveRow(
             objective=name,
-            cost=cost.interval(index),
-            difference=difference.interval(index),
+            cost=cost,
+            difference=difference,
             heads_better=float((of_heads[index] < of_heads[names.index(reference)]).mean()),
             num_seeds=len(seeds),
             train_s=float(np.mean([by_pair[name, one].train_s for one in seeds])),
         )
-        for index, name in enumerate(names)
+        for index, (name, cost, difference) in enumerate(
+            zip(names, averaged.intervals(), differences.intervals(), strict=True)
+        )
     ]
     return tuple(sorted(rows, key=lambda row: row.cost.mean))
 

@@ -15,17 +15,16 @@ The interval is over examples alone. It says that this policy set is better than
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from kvpolicy.config.settings import NotNegative, Settings
 from kvpolicy.errors import InputError
 from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE, verdict_on
-from kvpolicy.results.statistics import Interval, resample_means
+from kvpolicy.results.statistics import Bootstrap, Interval
 
 METRIC = "kl"
 LEAST_KL = 1e-3  # nats
@@ -63,13 +62,7 @@ FIRST_CHAMPION = PromotionDecision(promoted=True, reason="there was no champion 
 
 
 def decide_promotion(
-    challenger: Sequence[ExampleScore],
-    champion: Sequence[ExampleScore],
-    config: PromoteConfig,
-    *,
-    seed: int,
-    num_resamples: int,
-    confidence: float,
+    challenger: Sequence[ExampleScore], champion: Sequence[ExampleScore], config: PromoteConfig, bootstrap: Bootstrap
 ) -> PromotionDecision:
     """Decide between two policy sets.
 
@@ -77,38 +70,30 @@ def decide_promotion(
         challenger: KL of the new one: one score for each example and budget, all of one setting.
         champion: The same of the present one.
         config: When to promote.
-        seed: Of the bootstrap.
-        num_resamples: Of the bootstrap.
-        confidence: Of the interval.
+        bootstrap: The bootstrap over examples.
 
     Raises:
-        InputError: If the two were not judged on the same examples at the same budgets.
+        InputError: If the two were not evaluated on the same examples at the same budgets.
     """
     new, old = _by_example(challenger), _by_example(champion)
-    budgets = sorted({budget for scores in (*new.values(), *old.values()) for budget in scores})
-    if new.keys() != old.keys() or not new:
+    examples, budgets = list(dict.fromkeys(key[:3] for key in new)), sorted({budget for *_, budget in new})
+    if new.keys() != old.keys() or len(new) != len(examples) * len(budgets) or not new:
         raise InputError(
-            f"promotion: challenger and champion have {len(new)} and {len(old)} examples, {len(new.keys() & old)} in "
-            "common: judge both on the same ones"
+            f"promotion: challenger and champion have {len(new)} and {len(old)} scores, {len(new.keys() & old)} in "
+            "common: evaluate both on the same examples, each at the same budgets"
         )
-    a, b = (_table(scores, list(new), budgets) for scores in (new, old))
-    resamples = resample_means(
-        np.column_stack([a, b, (a - b).mean(axis=1)]),
-        strata=[f"{benchmark} {task}" for benchmark, task, _ in new],
-        seed=seed,
-        num_resamples=num_resamples,
+    a, b = (np.array([[scores[*one, budget] for budget in budgets] for one in examples]) for scores in (new, old))
+    resamples = bootstrap.resample(
+        np.column_stack([a, b, (a - b).mean(axis=1)]), strata=[f"{benchmark} {task}" for benchmark, task, _ in examples]
     )
-    difference = resamples.intervals(confidence).interval(2 * len(budgets))
+    difference = resamples.intervals()[-1]
     means, of_champion = np.split(resamples.mean[:-1], 2)
     changes = (means - of_champion) / np.maximum(of_champion, LEAST_KL)
     worst = int(changes.argmax())
-    promoted, reason = _judge(difference, budgets[worst], float(changes[worst]), config.margin, confidence)
+    worst_budget, worst_change = budgets[worst], float(changes[worst])
+    promoted, reason = _judge(difference, worst_budget, worst_change, config.margin, bootstrap.confidence)
     return PromotionDecision(
-        promoted=promoted,
-        reason=reason,
-        difference=difference,
-        worst_budget=budgets[worst],
-        worst_change=float(changes[worst]),
+        promoted=promoted, reason=reason, difference=difference, worst_budget=worst_budget, worst_change=worst_change
     )
 
 
@@ -130,27 +115,12 @@ def _judge(
     return True, f"better: {figures}; at worst {at_worst}"
 
 
-def _by_example(scores: Sequence[ExampleScore]) -> dict[tuple[str, str, str], dict[int, float]]:
-    by_example: dict[tuple[str, str, str], dict[int, float]] = {}
-    for score in scores:
-        of_example = by_example.setdefault((score.benchmark, score.task, score.sample_id), {})
-        if score.metric != METRIC or score.budget in of_example:
-            raise InputError(
-                f"promotion: {score.metric} of sample {score.sample_id} at budget {score.budget}, expected {METRIC} "
-                "once for each budget: pass the scores of one setting and one policy set"
-            )
-        of_example[score.budget] = score.value
+def _by_example(scores: Sequence[ExampleScore]) -> dict[tuple[str, str, str, int], float]:
+    """Benchmark, task, sample and budget to the score."""
+    by_example = {(score.benchmark, score.task, score.sample_id, score.budget): score.value for score in scores}
+    if len(by_example) < len(scores) or any(score.metric != METRIC for score in scores):
+        raise InputError(
+            f"promotion: expected {METRIC} once for each example and budget: pass the scores of one setting and one "
+            "policy set"
+        )
     return by_example
-
-
-def _table(
-    scores: Mapping[tuple[str, str, str], Mapping[int, float]],
-    examples: Sequence[tuple[str, str, str]],
-    budgets: Sequence[int],
-) -> Float[np.ndarray, "example budget"]:
-    for example in examples:
-        if missing := [budget for budget in budgets if budget not in scores[example]]:
-            raise InputError(
-                f"promotion: sample {example[2]} was not judged at budget {missing[0]} by both: judge both alike"
-            )
-    return np.array([[scores[example][budget] for budget in budgets] for example in examples])

@@ -27,7 +27,7 @@ from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.registry import make_method
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
-from kvpolicy.results.statistics import bootstrap_mean, paired_difference
+from kvpolicy.results.statistics import Bootstrap
 from kvpolicy.text.encoded_sample import EncodedSample, encode
 from kvpolicy.text.protocol import cut_sample
 from kvpolicy.training.policy_training import TrainConfig, train_agents
@@ -69,9 +69,9 @@ def test_fidelity_of_chunks_against_one_ranking(embedded_model: Any) -> None:
     for index, method in enumerate(methods):
         once, chunked = found[:, index, 0], found[:, index, 1]
         for name, values in (("at once", once), (f"in chunks of {CHUNK_TOKENS}", chunked)):
-            interval = bootstrap_mean(values, seed=0)
+            interval = Bootstrap(seed=0).mean(values)
             print(f"  {method.name:7} {name:18} {interval.mean:.4f} [{interval.low:.4f}, {interval.high:.4f}]")
-        difference = paired_difference(chunked, once, seed=0)
+        difference = Bootstrap(seed=0).mean(chunked - once)
         agrees = "differs" if difference.excludes_zero else "agrees within its interval"
         print(
             f"  {method.name:7} chunks - at once   {difference.mean:+.4f} [{difference.low:+.4f}, "

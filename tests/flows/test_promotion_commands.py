@@ -13,6 +13,7 @@ from outcomes import assert_refused, catalog
 from flows.display.run_artifact import decision_line, run_markdown
 from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.promotion import PromoteConfig, decide_promotion
+from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.promotions import read_history
 from storage.home import Home
 from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
@@ -75,9 +76,7 @@ def test_a_second_training_is_decided_on_with_the_champion_on_the_same_examples(
         _scores(home, f"evaluation_id = {quote(again['evaluation']['id'])} AND method = 'kvp'"),
         _shard_scores(home, [name for role, name in read.items() if role.startswith("champion_shard")]),
         PromoteConfig(),
-        seed=1,
-        num_resamples=2000,
-        confidence=0.95,
+        Bootstrap(seed=1),
     )
     assert (promotion["reason"], promotion["difference"]) == (expected.reason, expected.difference.mean)
 

@@ -5,6 +5,7 @@ import pytest
 
 from kvpolicy.objectives.registry import OBJECTIVES
 from kvpolicy.results.objectives import ObjectiveOutcome, compare_objectives
+from kvpolicy.results.statistics import Bootstrap
 from kvpolicy.training.ablation import AblateConfig
 
 
@@ -25,7 +26,7 @@ def _outcomes(objectives=("exact", "rloo", "mse"), seeds=(0, 1, 2), num_heads=40
 
 def test_rows_are_means_over_heads_and_seeds_the_best_first():
     outcomes = _outcomes()
-    rows = compare_objectives(outcomes[::-1], seed=0)
+    rows = compare_objectives(outcomes[::-1], Bootstrap(seed=0))
     assert [row.objective for row in rows] == ["exact", "rloo", "mse"]
     costs = {
         name: np.mean([o.heldout_cost for o in outcomes if o.objective == name]) for name in ("exact", "rloo", "mse")
@@ -44,7 +45,7 @@ def test_rows_are_means_over_heads_and_seeds_the_best_first():
 def test_heads_better_is_the_share_below_the_reference():
     first = ObjectiveOutcome(objective="exact", seed=0, heldout_cost=(1.5, 1.5, 1.5, 1.5), train_s=1.0)
     second = ObjectiveOutcome(objective="mse", seed=0, heldout_cost=(1.4, 1.6, 1.5, 2.0), train_s=1.0)
-    rows = {row.objective: row for row in compare_objectives([first, second], seed=0)}
+    rows = {row.objective: row for row in compare_objectives([first, second], Bootstrap(seed=0))}
     assert rows["mse"].heads_better == 0.25
 
 
@@ -59,7 +60,7 @@ def test_heads_better_is_the_share_below_the_reference():
     ids=["no-reference", "one-missing", "one-twice", "other-heads"],
 )
 def test_outcomes_that_do_not_fit_are_refused(fails_in_one_line, outcomes, named):
-    assert named in fails_in_one_line(compare_objectives, outcomes, seed=0)
+    assert named in fails_in_one_line(compare_objectives, outcomes, Bootstrap(seed=0))
 
 
 def test_objectives_are_checked_by_name(fails_in_one_line):

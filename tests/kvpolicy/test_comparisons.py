@@ -18,7 +18,7 @@ from kvpolicy.results.comparisons import (
     is_heuristic,
 )
 from kvpolicy.results.metrics import METRICS
-from kvpolicy.results.statistics import Bootstrap, bootstrap_mean, bootstrap_table
+from kvpolicy.results.statistics import Bootstrap
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores
 
 TRAINED = EvaluateConfig(methods=method_names()).trained
@@ -39,7 +39,7 @@ def _compare(scores, **changes):
 def test_a_difference_and_its_interval_are_those_of_the_paired_scores():
     kvp, knorm = draw(0), draw(1)
     found = _compare(example_scores("kvp", kvp) + example_scores("knorm", knorm))["kvp", "knorm", "kl", 64].difference
-    alone = bootstrap_mean(kvp - knorm, strata=TASKS, **BOOTSTRAP)
+    alone = Bootstrap(**BOOTSTRAP).mean(kvp - knorm, strata=TASKS)
     assert (found.mean, found.low, found.high) == pytest.approx((alone.mean, alone.low, alone.high))
     assert (found.n, found.smallest_stratum) == (8, 3)
 
@@ -130,8 +130,8 @@ def test_few_examples_establish_nothing_however_they_agree(count, verdict):
 @pytest.mark.parametrize(("tasks", "measured"), [(("vt",) * 6, 0.114), (tuple("aaabbbcccdddeeefff"), 0.077)])
 def test_ties_are_called_as_often_as_the_module_says(tasks, measured):
     values = np.random.default_rng(0).normal(size=(len(tasks), 2000))
-    called = bootstrap_table(values, strata=tasks, seed=1, num_resamples=500)
-    share = np.mean((called.low > 0) | (called.high < 0))
+    called = Bootstrap(seed=1, num_resamples=500).resample(values, strata=tasks).intervals()
+    share = np.mean([interval.low > 0 or interval.high < 0 for interval in called])
     assert share == pytest.approx(measured, abs=0.025)
 
 
@@ -143,7 +143,7 @@ def test_seeds_are_averaged_counted_and_drawn():
     found = _compare(scores)
     entry = found["kvp", "random", "kl", 64]
     difference = np.mean(kvp, axis=0) - np.mean(random, axis=0)
-    alone = bootstrap_mean(difference, strata=TASKS, **BOOTSTRAP)
+    alone = Bootstrap(**BOOTSTRAP).mean(difference, strata=TASKS)
     assert entry.difference.mean == pytest.approx(alone.mean)
     assert entry.difference.high - entry.difference.low > 1.1 * (alone.high - alone.low)
     assert (entry.num_seeds, entry.other_num_seeds) == (2, 3)
@@ -160,7 +160,7 @@ def test_methods_of_the_same_trainings_meet_the_same_draws():
     scores += [score for seed in shift for score in example_scores("random", draw(2) + shift[seed], seed=seed)]
     found = _compare(scores)
     entry = found["kvp", "kvp_heads", "kl", 64].difference
-    alone = bootstrap_mean(draw(0) - draw(1), strata=TASKS, **BOOTSTRAP)
+    alone = Bootstrap(**BOOTSTRAP).mean(draw(0) - draw(1), strata=TASKS)
     assert (entry.mean, entry.low, entry.high) == pytest.approx((alone.mean, alone.low, alone.high))
     other = found["kvp", "random", "kl", 64].difference
     assert other.high - other.low > 3 * (entry.high - entry.low)
@@ -170,7 +170,7 @@ def test_seeds_that_agree_add_nothing_to_an_interval():
     scores = [score for seed in range(3) for score in example_scores("kvp", draw(0), seed=seed)]
     scores += example_scores("knorm", draw(1))
     entry = _compare(scores)["kvp", "knorm", "kl", 64]
-    alone = bootstrap_mean(draw(0) - draw(1), strata=TASKS, **BOOTSTRAP)
+    alone = Bootstrap(**BOOTSTRAP).mean(draw(0) - draw(1), strata=TASKS)
     assert (entry.difference.low, entry.difference.high) == pytest.approx((alone.low, alone.high))
     assert entry.seed_std == pytest.approx(0.0, abs=1e-12)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvpolicy.results.budget_curves import budget_curves, resample_scores
-from kvpolicy.results.statistics import Bootstrap, bootstrap_mean
+from kvpolicy.results.statistics import Bootstrap
 from tests.kvpolicy.example_scores import BOOTSTRAP, draw, example_scores
 
 
@@ -24,7 +24,7 @@ def test_points_are_means_of_tasks_and_the_mean_over_tasks():
             interval = found[method, budget, task]
             assert interval.mean == pytest.approx(own.mean())
             assert interval.n == len(own)
-            alone = bootstrap_mean(own, **BOOTSTRAP)
+            alone = Bootstrap(**BOOTSTRAP).mean(own)
             assert (interval.low, interval.high) == pytest.approx((alone.low, alone.high))
         mean = found[method, budget, "mean"]
         assert mean.mean == pytest.approx((row[:3].mean() + row[3:].mean()) / 2)  # tasks count alike, not examples

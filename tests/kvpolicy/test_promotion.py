@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvpolicy.errors import InputError
 from kvpolicy.results.promotion import LEAST_KL, PromoteConfig, decide_promotion
-from kvpolicy.results.statistics import bootstrap_mean
+from kvpolicy.results.statistics import Bootstrap
 from tests.kvpolicy.example_scores import BOOTSTRAP, example_scores
 
 BUDGETS = (64, 128)
@@ -33,7 +33,7 @@ def decide(new, old, *, margin=0.05, tasks=TASKS, **changes):
         scores(new, tasks=tasks, seed=1),
         scores(old, tasks=tasks),
         PromoteConfig(margin=margin),
-        **BOOTSTRAP | changes,
+        Bootstrap(**BOOTSTRAP | changes),
     )
 
 
@@ -50,7 +50,7 @@ def test_the_difference_is_paired_and_the_mean_over_budgets_then_tasks():
     old = champion()
     new = old + np.random.default_rng(1).normal(size=old.shape)
     difference = decide(new, old).difference
-    alone = bootstrap_mean((new - old).mean(axis=1), strata=TASKS, **BOOTSTRAP)
+    alone = Bootstrap(**BOOTSTRAP).mean((new - old).mean(axis=1), strata=TASKS)
     assert dataclasses.astuple(difference) == pytest.approx(dataclasses.astuple(alone))
 
 
@@ -143,15 +143,15 @@ def test_of_two_at_most_one_beats_the_other(seed, shift):
 
 def test_what_was_not_judged_alike_is_refused():
     old = scores(champion())
-    config = PromoteConfig()
-    with pytest.raises(InputError, match="8 and 7 examples, 7 in common"):
-        decide_promotion(old, [score for score in old if score.sample_id != "sample-3"], config, **BOOTSTRAP)
-    with pytest.raises(InputError, match="sample-0 was not judged at budget 128 by both"):
-        decide_promotion(old, [score for score in old if score.budget != 128], config, **BOOTSTRAP)
-    with pytest.raises(InputError, match="expected kl once for each budget"):
-        decide_promotion([*old, *old], old, config, **BOOTSTRAP)
-    with pytest.raises(InputError, match="0 and 0 examples"):
-        decide_promotion([], [], config, **BOOTSTRAP)
+    config, bootstrap = PromoteConfig(), Bootstrap(**BOOTSTRAP)
+    with pytest.raises(InputError, match="16 and 14 scores, 14 in common"):
+        decide_promotion(old, [score for score in old if score.sample_id != "sample-3"], config, bootstrap)
+    with pytest.raises(InputError, match="16 and 8 scores, 8 in common"):
+        decide_promotion(old, [score for score in old if score.budget != 128], config, bootstrap)
+    with pytest.raises(InputError, match="expected kl once for each example and budget"):
+        decide_promotion([*old, *old], old, config, bootstrap)
+    with pytest.raises(InputError, match="0 and 0 scores"):
+        decide_promotion([], [], config, bootstrap)
 
 
 @pytest.mark.parametrize("margin", [-0.1, float("nan"), float("inf")])

@@ -11,6 +11,7 @@ from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.results.promotion import PromoteConfig, decide_promotion
+from kvpolicy.results.statistics import Bootstrap
 from kvpolicy.training.collection import CollectConfig
 from kvpolicy.training.policy_training import TrainConfig
 from storage.catalog.catalog import Artifact, Catalog
@@ -174,9 +175,8 @@ def test_a_challenger_meets_the_champion_on_its_own_examples(copied, model, trai
         wanted = (method, "kl", "query_agnostic")
         return [score for score in read_scores(of) if (score.method, score.metric, score.setting) == wanted]
 
-    expected = decide_promotion(
-        scores(second.shards), scores(shards), PROMOTE, seed=1, num_resamples=200, confidence=JUDGED.confidence
-    )
+    bootstrap = Bootstrap(seed=1, num_resamples=200, confidence=JUDGED.confidence)
+    expected = decide_promotion(scores(second.shards), scores(shards), PROMOTE, bootstrap)
     row = history_of(copied, model).rows[-1]
     assert row["run_id"] == outcome.run_id
     assert (row["decision"] == "promoted", row["reason"]) == (expected.promoted, expected.reason)
