@@ -152,7 +152,6 @@ def _publish_curve(
 
 
 def _curve_row(evaluation: Evaluation, point: CurvePoint, curve_id: str, mlflow_run_id: str) -> dict[str, Any]:
-    low, high = point.interval.ends
     return {
         "evaluation_id": evaluation.evaluation_id,
         "mlflow_run_id": mlflow_run_id,
@@ -160,17 +159,8 @@ def _curve_row(evaluation: Evaluation, point: CurvePoint, curve_id: str, mlflow_
         "model_id": evaluation.model.artifact_id,
         "model_digest": evaluation.model.digest,
         "policy_set_id": evaluation.trained_id(point.method, point.seed),
-        "method": point.method,
-        "benchmark": point.benchmark,
-        "task": point.task,
-        "setting": point.setting,
-        "metric": point.metric,
-        "budget": point.budget,
-        "value": point.interval.mean,
-        "ci_low": low,
-        "ci_high": high,
-        "n": point.interval.n,
-        "seed": point.seed,
+        **{name: value for name, value in vars(point).items() if name != "interval"},
+        **point.interval.as_row("value"),
     }
 
 

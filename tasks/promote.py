@@ -12,11 +12,11 @@ from typing import Any
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.names import LEARNED
-from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
 from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Catalog, RunRecorder
 from storage.catalog.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history
+from storage.catalog.stored_scores import stored_scores
 from storage.home import Home, exclusive
 from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
 from storage.tables.lance_table import quote
@@ -125,11 +125,9 @@ def decide_on_challenger(
     def body(run: RunRecorder) -> None:
         decision = FIRST_CHAMPION
         if champion is not None:
-            new = _scores_of_run(home, evaluation_run_id, seed=challenger.seed, setting=setting)
-            kind = (LEARNED, METRIC, setting)
-            old = [
-                score for score in read_scores(champion_shards) if (score.method, score.metric, score.setting) == kind
-            ]
+            wanted = {"method": LEARNED, "metric": METRIC, "setting": setting}
+            new = stored_scores(Catalog(home), evaluation_run_id, **wanted, seed=challenger.seed)
+            old = [score for score in read_scores(champion_shards) if vars(score).items() >= wanted.items()]
             decision = decide_promotion(new, old, config, Bootstrap(seed=seed, **statistics))
         before = "" if champion is None else champion.artifact_id
         row = _row(AUTOMATIC, model.digest, challenger.artifact_id, before, decision)
@@ -227,8 +225,6 @@ def _record_by_hand(home: Home, model_digest: str, policy_set_id: str, *, kind: 
 
 
 def _row(kind: str, model_digest: str, challenger_id: str, before: str, decision: PromotionDecision) -> dict[str, Any]:
-    difference = decision.difference
-    low, high = (None, None) if difference is None else difference.ends
     return {
         "model_digest": model_digest,
         "kind": kind,
@@ -236,22 +232,12 @@ def _row(kind: str, model_digest: str, challenger_id: str, before: str, decision
         "challenger_id": challenger_id,
         "champion_before_id": before,
         "champion_id": challenger_id if decision.promoted else before,
-        "difference": None if difference is None else difference.mean,
-        "ci_low": low,
-        "ci_high": high,
         "worst_budget": decision.worst_budget,
         "worst_change": decision.worst_change,
-        "n": None if difference is None else difference.n,
         "reason": decision.reason,
+        **(decision.difference.as_row("difference") if decision.difference else {}),
     }
 
 
 def _as_input(champion: TrainedRef | None) -> dict[str, str]:
     return {} if champion is None else {"champion": champion.artifact_id}
-
-
-def _scores_of_run(home: Home, run_id: str, *, seed: int, setting: str) -> list[ExampleScore]:
-    names = [entry.name for entry in dataclasses.fields(ExampleScore)]
-    wanted = {"run_id": run_id, "method": LEARNED, "metric": METRIC, "setting": setting}
-    where = " AND ".join(f"{name} = {quote(value)}" for name, value in wanted.items())
-    return [ExampleScore(**row) for row in Catalog(home).rows("scores", f"{where} AND seed = {seed}", names)]

@@ -16,7 +16,7 @@ from kvpolicy.presets.pipeline_config import PipelineConfig
 from kvpolicy.results.budget_curves import budget_curves, resample_scores
 from kvpolicy.results.comparisons import Comparison, beats_all, compare_methods
 from kvpolicy.results.metrics import METRICS
-from kvpolicy.results.statistics import Bootstrap, Interval
+from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Artifact, RunRecorder
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
@@ -121,14 +121,8 @@ def _finding_rows(findings: Sequence[dict[str, Any]], bootstrap: Bootstrap) -> l
     for name, alike in groups.items():
         values = np.array([finding["value"] for finding in alike])
         interval = bootstrap.mean(values, strata=[finding["task"] for finding in alike])
-        rows.append(
-            {**dict(zip(_FINDING, name, strict=True)), "value": interval.mean, **_ends(interval), "n": len(alike)}
-        )
+        rows.append({**dict(zip(_FINDING, name, strict=True)), **interval.as_row("value")})
     return rows
-
-
-def _ends(interval: Interval) -> dict[str, float | None]:
-    return dict(zip(("ci_low", "ci_high"), interval.ends, strict=True))
 
 
 def _head_costs(evaluation: Evaluation, shards: Sequence[ShardRef]) -> list[dict[str, Any]]:

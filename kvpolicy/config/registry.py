@@ -31,31 +31,6 @@ class Choice:
     version: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Extension:
-    """What an installed package offers by an entry point.
-
-    Attributes:
-        name: Under which it is chosen.
-        value: Where it is, as `module:attribute`.
-        package: Name of the package.
-        version: Version of the package.
-    """
-
-    name: str
-    value: str
-    package: str
-    version: str
-
-    def load(self) -> Any:
-        """Import it, with whatever error that raises."""
-        return EntryPoint(name=self.name, value=self.value, group="").load()
-
-    def __str__(self) -> str:
-        """The package as errors name it."""
-        return f"package {self.package} {self.version}"
-
-
 class Registry(Generic[T]):
     """All choices of one kind by name, our own first."""
 
@@ -110,15 +85,15 @@ class Registry(Generic[T]):
         module = getattr(chosen, "module", chosen.__module__)  # an instance names the module of what it is made of
         if name in self._own:
             return Choice(module=module)
-        extension = self._extension(name)
-        return Choice(module=module, package=extension.package, version=extension.version)
+        package, version = _package(self._extension(name))
+        return Choice(module=module, package=package, version=version)
 
-    def _extension(self, name: str) -> Extension:
+    def _extension(self, name: str) -> EntryPoint:
         if name not in self.names:
             raise InputError(f"{self._kind} {name!r} is unknown, expected one of {', '.join(self.names)}")
         return self._offered()[name]
 
-    def _load(self, name: str, extension: Extension) -> T:
+    def _load(self, name: str, extension: EntryPoint) -> T:
         try:
             made: T = extension.load()
         except Exception as error:  # whatever importing somebody's package may raise
@@ -126,28 +101,34 @@ class Registry(Generic[T]):
         else:
             reason = self._check(name, made)
         if reason:
-            raise InputError(f"{self._kind} {name!r} of {extension} cannot be used: {reason}; mend or uninstall it")
+            package = package_name(extension)
+            raise InputError(f"{self._kind} {name!r} of {package} cannot be used: {reason}; mend or uninstall it")
         return made
 
-    def _offered(self) -> Mapping[str, Extension]:
-        offered: dict[str, Extension] = {}
+    def _offered(self) -> Mapping[str, EntryPoint]:
+        offered: dict[str, EntryPoint] = {}
         for extension in installed_extensions(self._kind):
             name, other = extension.name, offered.get(extension.name)
             if name in self._own or (other is not None and other.value != extension.value):
                 raise InputError(
-                    f"{extension} offers a {self._kind} {name!r}, a name that {other or 'kvpolicy itself'} has: "
-                    "rename it, or uninstall one of them"
+                    f"{package_name(extension)} offers a {self._kind} {name!r}, a name that "
+                    f"{package_name(other) if other else 'kvpolicy itself'} has: rename it, or uninstall one of them"
                 )
             offered[name] = extension
         return offered
 
 
 @functools.cache
-def installed_extensions(kind: str) -> tuple[Extension, ...]:
+def installed_extensions(kind: str) -> tuple[EntryPoint, ...]:
     """What installed packages offer of one kind, in the order of their names."""
-    extensions = {
-        Extension(name=entry.name, value=entry.value, package=entry.dist.name, version=entry.dist.version)
-        for entry in entry_points(group=f"kvpolicy.{kind}s")
-        if entry.dist is not None
-    }
-    return tuple(sorted(extensions))
+    return tuple(sorted(entry_points(group=f"kvpolicy.{kind}s"), key=lambda entry: (entry.name, *_package(entry))))
+
+
+def package_name(extension: EntryPoint) -> str:
+    """The package that offers an extension, as errors name it."""
+    return " ".join(("package", *_package(extension)))
+
+
+def _package(extension: EntryPoint) -> tuple[str, str]:
+    assert extension.dist is not None  # entry points of installed packages have one
+    return extension.dist.name, extension.dist.version

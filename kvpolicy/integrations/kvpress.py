@@ -13,6 +13,7 @@ kvpress 0.5.5 needs transformers < 5.3 and pandas < 3, so it lives in an environ
 """
 
 import operator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,13 +152,10 @@ def _refuse_padding(mask: Tensor | None) -> None:
 
 def _digest_of(config: Any) -> str:
     name = str(config.name_or_path or "")
-    try:
-        reference = find_model(name) if name else None
-    except InputError:
-        reference = None
-    if reference is None:
-        raise InputError(
-            f"cannot identify model {name!r}: not a model folder; pass model_digest, "
-            "which kvpolicy.models.reference.resolve_model gives"
-        )
-    return reference.digest
+    with suppress(InputError):
+        if name and (reference := find_model(name)):
+            return reference.digest
+    raise InputError(
+        f"cannot identify model {name!r}: not a model folder; pass model_digest, "
+        "which kvpolicy.models.reference.resolve_model gives"
+    )

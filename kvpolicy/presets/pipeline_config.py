@@ -6,7 +6,7 @@ An unknown key is an error, and all problems of a file are reported at once.
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
@@ -54,13 +54,9 @@ class PipelineConfig(Settings):
             return self.prompts, self.collect.num_train_samples
         if split == "validation":
             return self.prompts, self.collect.num_heldout_samples
-        evaluate = self.evaluate
-        evaluated = dataclasses.replace(
-            self.prompts,
-            tasks=self.prompts.tasks if evaluate.tasks is None else evaluate.tasks,
-            length_tokens=self.prompts.length_tokens if evaluate.length_tokens is None else evaluate.length_tokens,
-        )
-        return evaluated, evaluate.num_samples
+        changes = {name: getattr(self.evaluate, name) for name in ("tasks", "length_tokens")}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return dataclasses.replace(self.prompts, **changes), self.evaluate.num_samples
 
     def conflicts(self) -> Iterator[str]:
         """Say which tasks to evaluate on are unknown or lack their data."""
@@ -83,14 +79,6 @@ class PipelineConfig(Settings):
         for one in changes:
             _merge(document, one)
         return read_config(document, name=preset)
-
-    def with_settings(self, settings: Sequence[str]) -> "PipelineConfig":
-        """The same configuration with single fields set, as `read_setting` has them.
-
-        Raises:
-            InputError: If an entry is not of this form, or a section, a field or a value is wrong.
-        """
-        return self.with_changes(*map(read_setting, settings))
 
 
 def read_setting(entry: str) -> dict[str, Any]:

@@ -73,9 +73,7 @@ class Comparison:
 
     def to_row(self) -> dict[str, Any]:
         """All of it as plain values; of the difference its mean, `ci_low`, `ci_high` (None without them) and `n`."""
-        low, high = self.difference.ends
-        interval = {"difference": self.difference.mean, "ci_low": low, "ci_high": high, "n": self.difference.n}
-        return asdict(self) | interval
+        return asdict(self) | self.difference.as_row("difference")
 
 
 Trained = Mapping[str, str]

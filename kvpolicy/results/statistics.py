@@ -14,6 +14,7 @@ An interval over examples says nothing of the spread between training seeds; `Bo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,6 +49,11 @@ class Interval:
     def ends(self) -> tuple[float, float] | tuple[None, None]:
         """Both ends; none where a stratum has one example, whose spread is unknown."""
         return (None, None) if self.smallest_stratum == 1 else (self.low, self.high)
+
+    def as_row(self, name: str) -> dict[str, Any]:
+        """The mean under a name, with `ci_low` and `ci_high`, which are None without them, and `n`."""
+        low, high = self.ends
+        return {name: self.mean, "ci_low": low, "ci_high": high, "n": self.n}
 
     @property
     def excludes_zero(self) -> bool:

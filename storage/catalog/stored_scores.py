@@ -12,7 +12,7 @@ from storage.catalog.catalog import Catalog
 from storage.tables.lance_table import quote
 
 
-def stored_scores(catalog: Catalog, run_id: str, **wanted: str) -> list[ExampleScore]:
+def stored_scores(catalog: Catalog, run_id: str, **wanted: str | int) -> list[ExampleScore]:
     """Scores that a run of an evaluation recorded.
 
     Args:
@@ -23,7 +23,10 @@ def stored_scores(catalog: Catalog, run_id: str, **wanted: str) -> list[ExampleS
     Returns:
         In the order of the table; none if they are lost.
     """
-    where = " AND ".join(f"{column} = {quote(value)}" for column, value in {"run_id": run_id, **wanted}.items())
+    where = " AND ".join(
+        f"{column} = {quote(value) if isinstance(value, str) else value}"
+        for column, value in {"run_id": run_id, **wanted}.items()
+    )
     rows = catalog.rows("scores", where, [entry.name for entry in fields(ExampleScore)])
     return [ExampleScore(**row) for row in rows]
 

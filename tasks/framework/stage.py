@@ -18,7 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
-from kvpolicy.config.registry import Choice, installed_extensions
+from kvpolicy.config.registry import Choice, installed_extensions, package_name
 from kvpolicy.digests import digest_json
 from storage.catalog.catalog import Artifact, Catalog, CompletedRun, RunRecorder
 from storage.fingerprints import ProjectCode, stage_key
@@ -60,7 +60,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def code_of(module: str) -> str:
     """Fingerprint of the code that the tasks of a module run, whatever is chosen, as this process has loaded it."""
     extensions = [
-        str(extension) for kind in ("benchmark", "method", "objective") for extension in installed_extensions(kind)
+        package_name(entry) for kind in ("benchmark", "method", "objective") for entry in installed_extensions(kind)
     ]
     return digest_json([_project_code().module_digests(module), extensions])
 

@@ -11,7 +11,7 @@ import kvpolicy
 from kvpolicy.benchmarks.prompt_set import generate_samples
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import PAPER_TABLE_ROWS, AgentConfig
-from kvpolicy.presets.pipeline_config import PipelineConfig, load_preset, parse_config, preset_names
+from kvpolicy.presets.pipeline_config import PipelineConfig, load_preset, parse_config, preset_names, read_setting
 from kvpolicy.text.encoded_sample import encode
 from kvpolicy.text.protocol import cut_sample
 
@@ -212,15 +212,17 @@ def test_single_settings_are_as_toml_has_them_or_plain_text():
         "train.agent.width=32",
         "collect.setting=query_aware",
     ]
-    changed, smoke = load_preset("smoke").with_settings(entries), load_preset("smoke")
+    smoke = load_preset("smoke")
+    changed = smoke.with_changes(*map(read_setting, entries))
     assert changed == dataclasses.replace(
         smoke,
         evaluate=dataclasses.replace(smoke.evaluate, num_samples=4, budgets=(24, 48)),
         train=dataclasses.replace(smoke.train, agent=dataclasses.replace(smoke.train.agent, width=32)),
         collect=dataclasses.replace(smoke.collect, setting="query_aware"),
     )
-    assert smoke.with_settings(["train.agent=paper"]).train.agent == AgentConfig.named("paper")
-    assert smoke.with_settings(["train.num_steps=3", "train.num_steps=5"]).train.num_steps == 5
+    assert smoke.with_changes(read_setting("train.agent=paper")).train.agent == AgentConfig.named("paper")
+    twice = map(read_setting, ["train.num_steps=3", "train.num_steps=5"])
+    assert smoke.with_changes(*twice).train.num_steps == 5
 
 
 @pytest.mark.parametrize(
@@ -241,4 +243,4 @@ def test_single_settings_are_as_toml_has_them_or_plain_text():
     ],
 )
 def test_single_settings_that_are_wrong_are_refused(fails_in_one_line, entry, expected):
-    assert expected in fails_in_one_line(load_preset("smoke").with_settings, [entry])
+    assert expected in fails_in_one_line(lambda: load_preset("smoke").with_changes(read_setting(entry)))

@@ -260,7 +260,7 @@ def test_a_decision_that_fails_leaves_a_failed_run_and_no_row(copied, model, tra
     first, second = trained
     decide(copied, model, first)
     other = champion_shards[0]  # prompts that the challenger was not judged on
-    with pytest.raises(InputError, match="6 and 6 examples, 0 in common"):
+    with pytest.raises(InputError, match="12 and 12 scores, 0 in common"):
         decide(copied, model, second, champion=first, shards=other)
     assert len(history_of(copied, model).rows) == 1
     assert Catalog(copied).rows("runs")[-1]["outcome"] == "failed"
