@@ -8,8 +8,8 @@ from flows.runners.engagement import engaged
 from flows.runtime.process import open_home, prepare_process
 from flows.runtime.run_options import Choices, Runner
 from flows.stages import run_all
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.seeds import MAX_SEED
 from kvpolicy.text.chat_format import rendered_formats
 from storage.catalog.catalog import Catalog

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.names import HELDOUT_SPLIT, TRAINING_SPLIT
 from kvpolicy.text.encoded_sample import EncodedSample
 from kvpolicy.text.protocol import cut_sample
 from kvpolicy.training.collection import CollectConfig, collect_trace
@@ -23,7 +24,7 @@ from tasks.framework.work import Part, Plan, Record, Work
 from tasks.inputs.loaded_model import load_model
 from tasks.inputs.samples import read_encoded, sample_row
 
-LEARNED_SPLITS = ("train", "validation")
+LEARNED_SPLITS = (TRAINING_SPLIT, HELDOUT_SPLIT)
 
 
 def collection_stage(model: ModelRef, prompts: Sequence[PromptsRef], config: CollectConfig) -> Stage:

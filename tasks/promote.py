@@ -11,14 +11,15 @@ from typing import Any
 
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
-from kvpolicy.names import LEARNED
-from kvpolicy.results.promotion import FIRST_CHAMPION, METRIC, PromoteConfig, PromotionDecision, decide_promotion
+from kvpolicy.names import CHAMPION, LEARNED
+from kvpolicy.results.metrics import FIDELITY
+from kvpolicy.results.promotion import FIRST_CHAMPION, PromoteConfig, PromotionDecision, decide_promotion
 from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Catalog, RunRecorder
 from storage.catalog.promotions import AUTOMATIC, KEPT, MANUAL, PROMOTED, ROLLBACK, PromotionHistory, read_history
 from storage.catalog.stored_scores import stored_scores
 from storage.home import Home, exclusive
-from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, Tracking
 from storage.tables.lance_table import quote
 from tasks.evaluate import read_scores
 from tasks.framework.references import ModelRef, ShardRef, TrainedRef
@@ -125,7 +126,7 @@ def decide_on_challenger(
     def body(run: RunRecorder) -> None:
         decision = FIRST_CHAMPION
         if champion is not None:
-            wanted = {"method": LEARNED, "metric": METRIC, "setting": setting}
+            wanted = {"method": LEARNED, "metric": FIDELITY, "setting": setting}
             new = stored_scores(Catalog(home), evaluation_run_id, **wanted, seed=challenger.seed)
             old = [score for score in read_scores(champion_shards) if vars(score).items() >= wanted.items()]
             decision = decide_promotion(new, old, config, Bootstrap(seed=seed, **statistics))

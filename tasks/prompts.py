@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 
 from kvpolicy.benchmarks.prompt_set import PromptConfig, generate_samples
 from kvpolicy.benchmarks.registry import BENCHMARKS
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.config.registry import Choice
 from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.presets.pipeline_config import PipelineConfig
 from kvpolicy.text.chat_format import rendered_formats
 from kvpolicy.text.sample import Sample

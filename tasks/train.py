@@ -12,6 +12,7 @@ import torch
 
 from kvpolicy.analysis.heads import HeadShapes
 from kvpolicy.config.registry import Choice
+from kvpolicy.names import HELDOUT_SPLIT, TRAINING_SPLIT
 from kvpolicy.objectives.registry import OBJECTIVES
 from kvpolicy.policies.agent import BatchedAgents
 from kvpolicy.policies.policy_set import PolicySet, join_agents, load_policy
@@ -32,8 +33,6 @@ from tasks.memory import freed_memory_kept
 from tasks.model import model_spec
 from tasks.registration import register_policy_set
 from tasks.training_memory import training_bytes
-
-TRAINING_SPLIT, HELDOUT_SPLIT = "train", "validation"
 
 
 def training_stage(model: ModelRef, snapshot: SnapshotRef, config: TrainConfig, *, seed: int) -> Stage:

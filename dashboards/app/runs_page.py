@@ -9,7 +9,7 @@ from dashboards.app.selection import Selection
 from dashboards.figures.drawing import Figure, new_drawing
 from dashboards.rendering.formats import duration, moment, number, with_interval
 from dashboards.rendering.table import Cell, Link, Outcome, Table, table
-from storage.catalog.promotions import PromotionHistory
+from storage.catalog.promotions import PROMOTED, PromotionHistory
 
 _PER_PAGE = 50
 _ALL = ("", "all")
@@ -170,7 +170,7 @@ def _champions(records: Records) -> Table | None:
     for digest, decisions in by_model.items():
         history = PromotionHistory(rows=decisions)
         name = records.models().get(digest, {}).get("name", digest[:8])
-        since = next(row for row in reversed(decisions) if row["decision"] == "promoted" or row is decisions[0])
+        since = next(row for row in reversed(decisions) if row["decision"] == PROMOTED or row is decisions[0])
         last = decisions[-1]
         rows.append(
             [

@@ -14,6 +14,7 @@ from dashboards.figures.series import Panel
 from dashboards.figures.styles import in_order, method_order, metric_order
 from dashboards.rendering.formats import counted, interval, listed, number, percent
 from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
 from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
 
 Row = Mapping[str, Any]
@@ -77,7 +78,7 @@ class Claim:
     @property
     def not_beaten(self) -> tuple[Opponent, ...]:
         """The baselines that it does not beat."""
-        return tuple(other for other in self.baselines if other.verdict != "better")
+        return tuple(other for other in self.baselines if other.verdict != BETTER)
 
     @property
     def wins(self) -> bool:
@@ -87,7 +88,7 @@ class Claim:
     @property
     def toughest(self) -> Opponent | None:
         """The baseline that stands strongest against it: one that it loses to, or else the best one not beaten."""
-        ranks = {"worse": 0, "undecided": 1, "better": 2}
+        ranks = {WORSE: 0, UNDECIDED: 1, BETTER: 2}
         return min(self.baselines, key=lambda other: ranks[other.verdict], default=None)
 
 
@@ -189,7 +190,7 @@ def claim_words(claim: Claim, share: float | None) -> str:
             f"{number(best.value)} against {number(claim.value)}: difference {_difference(best)}."
         )
     parts = []
-    for verdict, words in (("worse", "it is worse than"), ("undecided", "undecided against")):
+    for verdict, words in ((WORSE, "it is worse than"), (UNDECIDED, "undecided against")):
         if some := [other for other in claim.not_beaten if other.verdict == verdict]:
             parts.append(f"{words} {listed(f'{other.method} (difference {_difference(other)})' for other in some)}")
     return f"{at}: {claim.method} ({number(claim.value)}) does not beat every baseline: {'; '.join(parts)}."

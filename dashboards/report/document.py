@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from dashboards.figures.drawing import Figure
 from dashboards.rendering.table import Table
+from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
 
 BETTER_MARK, WORSE_MARK, UNDECIDED_MARK = "▲", "▼", "·"
-MARKS = {"better": BETTER_MARK, "worse": WORSE_MARK, "undecided": UNDECIDED_MARK}
+MARKS = {BETTER: BETTER_MARK, WORSE: WORSE_MARK, UNDECIDED: UNDECIDED_MARK}
 MARKS_NOTE = (
     f"{BETTER_MARK} better, {WORSE_MARK} worse: the paired interval excludes 0; {UNDECIDED_MARK} undecided: it does "
     "not, or there are too few samples"

@@ -12,9 +12,10 @@ from dashboards.report.claims import Row, ordered_metrics
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, missing, prose
 from dashboards.report.view import Place, ReportView, section, short
 from dashboards.report.wins import REMEDY
+from kvpolicy.results.comparisons import BETTER, UNDECIDED
 
 _COLUMNS = 3
-_MARKS = {verdict: mark for verdict, mark in MARKS.items() if verdict != "undecided"}
+_MARKS = {verdict: mark for verdict, mark in MARKS.items() if verdict != UNDECIDED}
 
 
 @section("matrix", "Who beats whom")
@@ -44,7 +45,7 @@ def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Figure:
     budgets = sorted({row["budget"] for row in rows})
     cells = {(row["budget"], row["method"], row["other"]): row for row in rows}
     title = f"Who beats whom: {short(place)}, {short_metric(metric)}"
-    won = {method: sum(row["verdict"] == "better" for row in rows if row["method"] == method) for method in methods}
+    won = {method: sum(row["verdict"] == BETTER for row in rows if row["method"] == method) for method in methods}
     least = min((row["n"] for row in rows), default=0)
     return Figure(
         drawing=draw_matrices(methods, budgets, cells),

@@ -11,6 +11,7 @@ from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words,
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
 from dashboards.report.view import Place, ReportView, describe, section, short
 from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.comparisons import UNDECIDED
 
 REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
 
@@ -166,7 +167,7 @@ def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     curves = [(task, [claim for claim in of_method if claim.task == task and claim.metric in lead]) for task in tasks]
     if len(curves) < 2:  # a single task is the mean over tasks
         return
-    if any(other.verdict != "undecided" for _, claims in curves for claim in claims for other in claim.baselines):
+    if any(other.verdict != UNDECIDED for _, claims in curves for claim in claims for other in claim.baselines):
         yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves))
     else:
         counts = sorted({row["n"] for row in view.rows.task_comparisons if (row["benchmark"], row["setting"]) == place})

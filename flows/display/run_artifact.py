@@ -9,10 +9,11 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.runtime.process import home_path
 from kvpolicy.errors import message_with_notes
+from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.metrics import FIDELITY
+from storage.catalog.promotions import PROMOTED
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
-
-_SHOWN_METRIC, _MEAN_TASK = "kl", "mean"
 
 
 def leave_artifact(home: Home, summary: Mapping[str, Any]) -> None:
@@ -85,7 +86,7 @@ def decision_line(promotion: Mapping[str, Any] | None, policy_set_id: str) -> st
     """
     if promotion is None:
         return f"none on {policy_set_id}: it is the champion already, or kvp was not judged"
-    if promotion["decision"] == "promoted":
+    if promotion["decision"] == PROMOTED:
         return f"{policy_set_id} became champion: {promotion['reason']}"
     return f"{promotion['champion_id']} stays champion, not {policy_set_id}: {promotion['reason']}"
 
@@ -93,7 +94,7 @@ def decision_line(promotion: Mapping[str, Any] | None, policy_set_id: str) -> st
 def _curves(rows: list[Mapping[str, Any]], benchmark: str, setting: str) -> Iterator[str]:
     """A table of methods by budgets: the mean over tasks and seeds of the KL divergence."""
     values: dict[str, dict[int, list[float]]] = {}
-    wanted = (benchmark, setting, _SHOWN_METRIC, _MEAN_TASK)
+    wanted = (benchmark, setting, FIDELITY, MEAN_TASK)
     for row in rows:
         if (row["benchmark"], row["setting"], row["metric"], row["task"]) == wanted:
             values.setdefault(row["method"], {}).setdefault(row["budget"], []).append(row["value"])

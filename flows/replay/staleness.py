@@ -13,10 +13,10 @@ from typing import Any
 
 from flows.request import Request
 from flows.stages import STAGES
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.digests import canonical_json, short_id
 from kvpolicy.errors import InputError
 from kvpolicy.models.tokenizer import load_tokenizer
+from kvpolicy.names import SPLITS
 from kvpolicy.presets.pipeline_config import PipelineConfig
 from kvpolicy.text.chat_format import rendered_formats
 from storage.catalog.catalog import Catalog

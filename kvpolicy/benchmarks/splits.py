@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from kvpolicy.errors import InputError
-
-SPLITS: tuple[str, ...] = ("train", "validation", "test")
+from kvpolicy.names import SPLITS
 
 _OWNERS = ("train", "train", "validation", "test")  # by bucket: half, a quarter, a quarter
 

@@ -17,6 +17,7 @@ from kvpolicy.config.settings import Settings, SettingsError, one_of, read_setti
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.models.language_model import DTYPES
+from kvpolicy.names import HELDOUT_SPLIT, TEST_SPLIT, TRAINING_SPLIT
 from kvpolicy.results.promotion import PromoteConfig
 from kvpolicy.training.ablation import AblateConfig
 from kvpolicy.training.collection import CollectConfig
@@ -50,9 +51,9 @@ class PipelineConfig(Settings):
         Raises:
             InputError: If a task to evaluate on is unknown or lacks its data.
         """
-        if split == "train":
+        if split == TRAINING_SPLIT:
             return self.prompts, self.collect.num_train_samples
-        if split == "validation":
+        if split == HELDOUT_SPLIT:
             return self.prompts, self.collect.num_heldout_samples
         changes = {name: getattr(self.evaluate, name) for name in ("tasks", "length_tokens")}
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -61,7 +62,7 @@ class PipelineConfig(Settings):
     def conflicts(self) -> Iterator[str]:
         """Say which tasks to evaluate on are unknown or lack their data."""
         try:
-            self.prompts_of("test")
+            self.prompts_of(TEST_SPLIT)
         except SettingsError as error:
             yield from (f"evaluate.{problem}" for problem in error.problems)
 

@@ -39,5 +39,7 @@ METRICS: Mapping[str, Metric] = {
     "reward_correlation": Metric("future attention, compacted and full: rank correlation", explains=True),
     "missed_mass": Metric("future attention that was evicted (share)", lower_is_better=True, explains=True),
 }
+FIDELITY = "kl"
+"""The metric by which policies are promoted and runs summarised: it is measured on every sample."""
 LOWER_IS_BETTER = frozenset(name for name, metric in METRICS.items() if metric.lower_is_better)
 ANALYSES = tuple(name for name, metric in METRICS.items() if metric.explains)

@@ -24,9 +24,9 @@ from kvpolicy.config.settings import NotNegative, Settings
 from kvpolicy.errors import InputError
 from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE, verdict_on
+from kvpolicy.results.metrics import FIDELITY
 from kvpolicy.results.statistics import Bootstrap, Interval
 
-METRIC = "kl"
 LEAST_KL = 1e-3  # nats
 _LOWER_IS_BETTER = -1.0
 
@@ -118,9 +118,9 @@ def _judge(
 def _by_example(scores: Sequence[ExampleScore]) -> dict[tuple[str, str, str, int], float]:
     """Benchmark, task, sample and budget to the score."""
     by_example = {(score.benchmark, score.task, score.sample_id, score.budget): score.value for score in scores}
-    if len(by_example) < len(scores) or any(score.metric != METRIC for score in scores):
+    if len(by_example) < len(scores) or any(score.metric != FIDELITY for score in scores):
         raise InputError(
-            f"promotion: expected {METRIC} once for each example and budget: pass the scores of one setting and one "
+            f"promotion: expected {FIDELITY} once for each example and budget: pass the scores of one setting and one "
             "policy set"
         )
     return by_example

@@ -24,7 +24,6 @@ from storage.mlflow.deletions import require_experiment
 RUN_KEY_TAG = "kvp.run_key"
 POLICY_DIGEST_TAG = "kvp.policy_digest"
 POLICY_SET_TAG = "kvp.policy_set_id"
-CHAMPION = "champion"
 CHALLENGER = "challenger"
 _BATCH = 1000  # MLflow's limit of metrics a request
 _PARAM_BATCH = 100  # and of parameters and tags

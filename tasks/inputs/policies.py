@@ -9,13 +9,12 @@ from pathlib import Path
 
 from kvpolicy.errors import InputError
 from kvpolicy.models.registered import RegisteredName, is_registered
+from kvpolicy.names import CHAMPION
 from kvpolicy.policies.policy_set import RECORD, WEIGHTS, PolicySet, load_policy
 from storage.catalog.catalog import Catalog
 from storage.catalog.promotions import read_history
 from storage.home import Home
 from storage.mlflow.registered_models import RegisteredModels
-
-CHAMPION = "champion"
 
 
 def policy_folder(reference: str) -> Path | None:

@@ -11,9 +11,10 @@ from documented import documented_commands
 from outcomes import assert_refused, policy_of_home
 
 from kvpolicy import compressed_generate, load_model, load_policy
+from kvpolicy.names import CHAMPION
 from storage.catalog.catalog import Catalog
 from storage.home import Home
-from storage.mlflow.tracking import CHAMPION, POLICY_SET_TAG, Tracking
+from storage.mlflow.tracking import POLICY_SET_TAG, Tracking
 from tests.drawn_policy import draw_policy
 
 BUDGET, NUM_NEW = 40, 6

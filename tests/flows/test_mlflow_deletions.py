@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from outcomes import assert_refused, catalog
 
+from kvpolicy.names import CHAMPION
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from storage.mlflow.client import open_client
 from storage.mlflow.deletions import has_run
-from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, Tracking
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 from outcomes import assert_refused, catalog
 
 from flows.display.run_artifact import decision_line, run_markdown
+from kvpolicy.names import CHAMPION
 from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.promotion import PromoteConfig, decide_promotion
 from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.promotions import read_history
 from storage.home import Home
-from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, Tracking
 from storage.tables.lance_table import quote
 
 FEW_METHODS = ("--methods", "kvp,knorm", "--set", "evaluate.num_analysed=0")

@@ -9,14 +9,7 @@ from kvpolicy.evaluation import EvaluateConfig
 from kvpolicy.methods.registry import method_names, method_type
 from kvpolicy.names import BOUNDS
 from kvpolicy.results.budget_curves import resample_scores
-from kvpolicy.results.comparisons import (
-    BETTER,
-    UNDECIDED,
-    WORSE,
-    beats_all,
-    compare_methods,
-    is_heuristic,
-)
+from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE, beats_all, compare_methods, is_heuristic
 from kvpolicy.results.metrics import METRICS
 from kvpolicy.results.statistics import Bootstrap
 from tests.kvpolicy.example_scores import BOOTSTRAP, TASKS, draw, example_scores

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from kvpolicy.names import CHAMPION
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.client import open_client
 from storage.mlflow.deletions import has_run, require_experiment
 from storage.mlflow.registered_models import RegisteredModels
-from storage.mlflow.tracking import CHAMPION, POLICY_SET_TAG, CurveRun, Tracking
+from storage.mlflow.tracking import POLICY_SET_TAG, CurveRun, Tracking
 
 EXPERIMENT, POLICY = "tiny / llama", "policy_set-1"
 

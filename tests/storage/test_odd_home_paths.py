@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.names import CHAMPION
 from storage.catalog.catalog import Catalog
 from storage.database import require_sqlite, sqlite_path, sqlite_uri
 from storage.errors import StorageError
 from storage.home import Home
 from storage.lineage.provenance import render_provenance
 from storage.mlflow.registered_models import RegisteredModels
-from storage.mlflow.tracking import CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
+from storage.mlflow.tracking import POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
 from storage.tables.parquet import read_rows, write_rows
 from storage.traces.places import Place
 from storage.traces.store import TraceStore

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from kvpolicy.errors import InputError
+from kvpolicy.names import CHAMPION
 from storage.errors import StorageError
 from storage.home import Home
-from storage.mlflow.tracking import CHALLENGER, CHAMPION, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
+from storage.mlflow.tracking import CHALLENGER, POLICY_SET_TAG, CurveRun, DatasetRef, Tracking
 
 TIME = 1_700_000_000_000
 DIGEST = "d" * 64

@@ -9,6 +9,7 @@ import pytest
 from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError
 from kvpolicy.evaluation import EvaluateConfig
+from kvpolicy.names import CHAMPION
 from kvpolicy.policies.agent import AgentConfig
 from kvpolicy.results.promotion import PromoteConfig, decide_promotion
 from kvpolicy.results.statistics import Bootstrap
@@ -18,7 +19,7 @@ from storage.catalog.catalog import Artifact, Catalog
 from storage.catalog.promotions import read_history
 from storage.errors import StorageError
 from storage.home import Home
-from storage.mlflow.tracking import CHALLENGER, CHAMPION, Tracking
+from storage.mlflow.tracking import CHALLENGER, Tracking
 from storage.tables.parquet import write_rows
 from tasks.collect import collect_fragment, collection_stage, seal_collection
 from tasks.evaluate import SCORES, evaluate_shard, read_scores

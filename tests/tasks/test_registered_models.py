@@ -17,11 +17,12 @@ from kvpolicy.inference.loading import load_language_model
 from kvpolicy.models.model_folder import TEMPLATES
 from kvpolicy.models.model_sources import ModelSource
 from kvpolicy.models.reference import resolve_model
+from kvpolicy.names import CHAMPION
 from storage.catalog.catalog import Catalog
 from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.client import open_client
-from storage.mlflow.tracking import CHAMPION, Tracking
+from storage.mlflow.tracking import Tracking
 from tasks.inputs.loaded_model import load_model
 from tasks.model import find, recorded_model, register_model, resolve
 from tasks.watch import FAILED, FOUND, KNOWN, STARTED, UNSUPPORTED, check_model, look_for_models, remember

@@ -6,8 +6,8 @@ The prompts are RULER's; the modules name what differs. Not here: judging answer
 from kvpolicy.benchmarks.ruler.generator import generate, ruler_samples
 from kvpolicy.benchmarks.ruler.tasks import BENCHMARK, DEFAULT_TASKS, RULER_TASKS, VERSION, RulerTask
 from kvpolicy.benchmarks.ruler.texts import RulerTexts, read_texts
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.benchmarks.task import TaskInfo
+from kvpolicy.names import SPLITS
 
 __all__ = [
     "BENCHMARK",

@@ -17,8 +17,9 @@ from typing import Any
 from kvpolicy.benchmarks.file_rows import parse_json, read_rows, read_text
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.sources import SOURCES, DataFile, DataFiles, missing_source
-from kvpolicy.benchmarks.splits import SPLITS, in_several, split_of
+from kvpolicy.benchmarks.splits import in_several, split_of
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[.!?][\"'”’)\]])\s+")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|i\.e|e\.g)|\b[A-Z])\.$")

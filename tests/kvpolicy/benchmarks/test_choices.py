@@ -10,8 +10,9 @@ from written_files import ROWS, source_kinds, write_lines
 from kvpolicy.benchmarks.choices import TASKS, questions
 from kvpolicy.benchmarks.choices.items import Item, read_items
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS
-from kvpolicy.benchmarks.splits import SPLITS, split_of
+from kvpolicy.benchmarks.splits import split_of
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.text.encoded_sample import count_all_tokens, encode
 
 NAMES = [info.task for info in TASKS]

@@ -13,8 +13,8 @@ from written_files import grown_tree, message, messages, oasst2_trees, source_ki
 
 from kvpolicy.benchmarks.oasst2.dialogues import FILLED_SHARE, FUTURE_SHARES, _Chat, dialogues
 from kvpolicy.benchmarks.oasst2.trees import read_conversations
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.text.encoded_sample import count_all_tokens, encode
 
 KINDS = source_kinds("oasst2")

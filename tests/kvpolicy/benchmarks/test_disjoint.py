@@ -10,11 +10,12 @@ from written_files import source_kinds
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS
 from kvpolicy.benchmarks.disjoint import check_disjoint
 from kvpolicy.benchmarks.registry import benchmark_names, task_info, tasks_of, write_samples
-from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.splits import split_of
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.text.sample import Sample
 
 Count = Callable[[Sample], int]

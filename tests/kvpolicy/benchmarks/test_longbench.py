@@ -6,8 +6,8 @@ from written_files import ROWS, write_lines
 from kvpolicy.benchmarks.longbench import TASKS, long_samples
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.benchmarks.scoring import score_answer
-from kvpolicy.benchmarks.splits import SPLITS
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.text.encoded_sample import count_all_tokens
 
 NAMES = [info.task for info in TASKS]

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, SPLITS, RulerTexts, generate
+from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.generator import sample_seed
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 from kvpolicy.text.sample import Sample
 
 Count = Callable[[Sample], int]

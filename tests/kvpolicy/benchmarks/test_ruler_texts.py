@@ -4,11 +4,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvpolicy.benchmarks.ruler import SPLITS, RulerTexts, read_texts
+from kvpolicy.benchmarks.ruler import RulerTexts, read_texts
 from kvpolicy.benchmarks.ruler.tasks import RULER_TASKS
 from kvpolicy.benchmarks.ruler.texts import split_sentences
 from kvpolicy.benchmarks.sources import find_files
 from kvpolicy.errors import InputError
+from kvpolicy.names import SPLITS
 
 
 def _read(**files: Path) -> RulerTexts:

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpolicy.benchmarks.splits import SPLITS, in_several, share_out, split_of, stable_seed
+from kvpolicy.benchmarks.splits import in_several, share_out, split_of, stable_seed
+from kvpolicy.names import SPLITS
 
 ITEMS = st.lists(st.tuples(st.text(), st.frozensets(st.integers(0, 30).map(str), max_size=3)))
 
