@@ -227,8 +227,7 @@ def _evaluate(group: ExampleGroup, examples: Sequence[EncodedSample]) -> dict[Co
             chunk_tokens=config.chunk_tokens,
         ):
             by_name[contender.method.name, contender.seed] += evaluated
-            for _ in evaluated:
-                advance(contender.method.name)
+            advance(contender.method.name, len(evaluated))
     return results
 
 

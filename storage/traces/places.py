@@ -1,8 +1,8 @@
-"""Where a trace store lies: a folder or an S3 prefix, behind the same few verbs.
+"""Where a trace store lies: a folder or a prefix of an object store, behind the same few verbs.
 
 Objects are put whole: a reader sees all of one or nothing, and of two writers of one name the last counts; only
 `Place.create` lets the first one win. Nothing else is asked of a place, in particular no rename, which object stores
-do not have.
+do not have. docs/how-to/new-storage-backend.md adds an object store.
 
 Credentials and endpoints come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...) and are never stored.
 """
@@ -13,7 +13,7 @@ import datetime as dt
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,24 +22,49 @@ from typing import Any
 from kvpolicy.errors import first_line
 from storage.errors import StorageError, remedy_for
 
-_SCHEME = "s3://"
-_S3_URL = re.compile(r"s3://[^/\s?#]+(/[^\s?#]*)?")  # what is behind ? or # of a URL is no part of its path
 _PART = re.compile(r"#\d+$")
+
+
+def _allow_http() -> Mapping[str, str]:
+    """An endpoint without TLS is used where the environment names one."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", ""))
+    return {"allow_http": str(endpoint.startswith("http://")).lower()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectStore:
+    """A kind of object store that obstore and Lance reach by the same URLs.
+
+    Attributes:
+        form: how its URLs look, for people.
+        pattern: what its URLs match as a whole. What follows ? or # of a URL is not part of its path.
+        options: options of its client, beyond what the environment says.
+    """
+
+    form: str
+    pattern: str
+    options: Callable[[], Mapping[str, str]] = dict
+
+
+OBJECT_STORES = {
+    "s3": ObjectStore(form="s3://bucket/prefix", pattern=r"s3://[^/\s?#]+(/[^\s?#]*)?", options=_allow_http),
+}
+"""Every kind of object store, by the scheme of its URLs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A folder or an S3 prefix; make one with `Place.at`.
+    """A folder or a prefix of an object store; make one with `Place.at`.
 
     Attributes:
-        url: absolute path of the folder, or ``s3://bucket/prefix``.
+        url: absolute path of the folder, or a URL of one of `OBJECT_STORES`.
     """
 
     url: str
 
     @classmethod
     def at(cls, url: str | Path) -> Place:
-        """Return the place of a folder's path or an S3 URL; nothing is made or asked yet.
+        """Return the place of a folder's path or of a URL; nothing is made or asked yet.
 
         Raises:
             StorageError: if the URL is of another kind or names no bucket, or no folder can have that name.
@@ -52,14 +77,16 @@ class Place:
             except (OSError, RuntimeError) as error:  # RuntimeError: there is no such user
                 raise StorageError(f"place {text[:80]} cannot be used: {first_line(error)}") from error
             return cls(url=str(path))
-        if not _S3_URL.fullmatch(text):
-            raise StorageError(f"place {text!r}: expected a folder or s3://bucket/prefix, without ? and #")
+        kind = OBJECT_STORES.get(text.partition("://")[0])
+        if kind is None or not re.fullmatch(kind.pattern, text):
+            forms = " or ".join(store.form for store in OBJECT_STORES.values())
+            raise StorageError(f"place {text!r}: expected a folder or {forms}, without ? and #")
         return cls(url=text.rstrip("/"))
 
     @property
     def is_local(self) -> bool:
         """Whether it is a folder of this machine."""
-        return not self.url.startswith(_SCHEME)
+        return self._store is None
 
     def join(self, name: str) -> str:
         """Return the path or URL of something in it."""
@@ -67,8 +94,13 @@ class Place:
 
     @property
     def table_options(self) -> Mapping[str, str]:
-        """What Lance has to know to reach a table here."""
-        return {} if self.is_local else {"allow_http": str(_plain_http()).lower()}
+        """Options of Lance for a table here."""
+        return {} if self._store is None else self._store.options()
+
+    @property
+    def _store(self) -> ObjectStore | None:
+        scheme, separator, _ = self.url.partition("://")
+        return OBJECT_STORES[scheme] if separator else None
 
     def read(self, name: str) -> bytes | None:
         """Return an object's content; None if there is none of that name.
@@ -177,9 +209,9 @@ class Place:
 
     def writer(self, *, read_only: bool = False) -> Any:
         """Return the Zarr store to write arrays to; every chunk or shard appears whole or not at all."""
-        from zarr.storage import ObjectStore
+        from zarr import storage
 
-        return ObjectStore(self._objects, read_only=read_only)
+        return storage.ObjectStore(self._objects, read_only=read_only)
 
     def _is_missing(self) -> bool:
         return self.is_local and not Path(self.url).exists()
@@ -189,9 +221,10 @@ class Place:
         from obstore.store import LocalStore, from_url
 
         with self._one_line_errors("cannot be opened"):
-            if self.is_local:
+            if self._store is None:
                 return LocalStore(self.url, mkdir=True)
-            return from_url(self.url, client_options={"allow_http": _plain_http()})
+            options: Any = self._store.options()  # obstore's types name the options of all its clients
+            return from_url(self.url, client_options=options)
 
     @contextmanager
     def _one_line_errors(self, what: str) -> Iterator[None]:
@@ -201,11 +234,6 @@ class Place:
             yield
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{self.url}: {what}: {first_line(error)}{remedy_for(error)}") from error
-
-
-def _plain_http() -> bool:
-    """Whether the endpoint that the environment names is without TLS: whoever set it meant it."""
-    return os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", "")).startswith("http://")
 
 
 def _remains(root: Path) -> list[Path]:

@@ -17,8 +17,8 @@ _SHOWN: ContextVar["Progress | None"] = ContextVar("shown", default=None)
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]]:
-    """Show how far a long piece of work is; call what it gives once for every unit done.
+def progress(what: str, total: int, unit: str) -> Iterator[Callable[..., None]]:
+    """Show how far a long piece of work is.
 
     Args:
         what: The work, such as `collect`.
@@ -26,14 +26,14 @@ def progress(what: str, total: int, unit: str) -> Iterator[Callable[[str], None]
         unit: Their name in the plural, such as `samples`.
 
     Yields:
-        A function that advances by one unit and takes a note to show, or an empty one.
+        A function that takes a note to show, or an empty one, and the number of units done since, 1 by default.
     """
     with terminal_bars() as bars:
         if bars is None:
             yield _lines(what, total, unit)
             return
         bar = bars.add_task(what, total=total, unit=unit, note="")
-        yield lambda note: bars.update(bar, advance=1, note=note)
+        yield lambda note, units=1: bars.update(bar, advance=units, note=note)
         bars.remove_task(bar)  # what is within other work leaves no trace of each of its parts
 
 
@@ -73,13 +73,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _lines(what: str, total: int, unit: str) -> Callable[[str], None]:
+def _lines(what: str, total: int, unit: str) -> Callable[..., None]:
     started = last = time.monotonic()
     done = 0
 
-    def advance(note: str) -> None:
+    def advance(note: str, units: int = 1) -> None:
         nonlocal done, last
-        done += 1
+        done += units
         now = time.monotonic()
         if done == total or now - last >= SECONDS_BETWEEN_LINES:
             last = now
