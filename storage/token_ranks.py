@@ -10,9 +10,7 @@ tokens: about 100 KB a ranking).
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ import numpy as np
 
 from kvpolicy.errors import first_line
 from storage.errors import StorageError, remedy_for
+from storage.whole_files import replaced
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -263,20 +262,19 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], digest: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    draft, schema = path.with_name(f".{path.name}-{uuid.uuid4().hex}"), _schema(path.name, digest)
+    schema = _schema(path.name, digest)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ranks repeat, so that a dictionary makes them short; shares of attention do not, but their bytes do.
         encoding = {"use_dictionary": _REPEATED, "use_byte_stream_split": ["importance.list.element"]}
-        with pq.ParquetWriter(draft, schema, compression="zstd", write_page_checksum=True, **encoding) as writer:
+        with (
+            replaced(path) as draft,
+            pq.ParquetWriter(draft, schema, compression="zstd", write_page_checksum=True, **encoding) as writer,
+        ):
             for row in rows:
                 writer.write_table(pa.Table.from_pylist([row], schema=schema))
-        draft.replace(path)
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"cannot write {path}: {first_line(error)}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _read(path: Path, columns: Sequence[str] | None, where: Sequence[tuple[str, str, Any]] | None = None) -> pa.Table:

@@ -7,7 +7,6 @@ that a task in any thread may call it; the page is `dashboards.figures.curve_pag
 import io
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from dashboards.figures.series import (
 from dashboards.figures.styles import in_order, setting_label, style_of
 from kvpolicy.names import BOUNDS, LEARNED, MEAN_TASK
 from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
+from storage.whole_files import write_whole
 
 PNG_NAME = "budget_curves.png"
 HTML_NAME = "budget_curves.html"
@@ -58,7 +58,7 @@ def write_figures(curves: Sequence[Mapping[str, Any]], folder: Path, title: str)
     panels = make_panels(curves)
     picture, page = render_picture(panels, title), render_page(panels, title)
     folder.mkdir(parents=True, exist_ok=True)
-    return [replace_file(folder / PNG_NAME, picture), replace_file(folder / HTML_NAME, page.encode())]
+    return [write_whole(folder / PNG_NAME, picture), write_whole(folder / HTML_NAME, page.encode())]
 
 
 def render_picture(panels: Sequence[Panel], title: str) -> bytes:
@@ -198,14 +198,3 @@ def _crowded(budgets: Sequence[int]) -> bool:
         return False
     span = math.log2(budgets[-1] / budgets[0])
     return any(math.log2(b / a) / span < 0.09 for a, b in itertools.pairwise(budgets))
-
-
-def replace_file(path: Path, content: bytes) -> Path:
-    """Write a file in one step: readers find the old content or the new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from dashboards.figures.curve_picture import replace_file
 from dashboards.figures.drawing import Figure
 from dashboards.rendering.pages import render_template
 from dashboards.report.curves_section import curves_section, reward_section
@@ -22,6 +21,7 @@ from dashboards.report.matrix import matrix_section
 from dashboards.report.training_section import training_section
 from dashboards.report.view import ReportView
 from dashboards.report.wins import headlines, wins_section
+from storage.whole_files import write_whole
 
 HTML_NAME, MARKDOWN_NAME = "report.html", "report.md"
 _SECTIONS = (
@@ -54,7 +54,7 @@ def write_report(rows: ReportRows, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)  # first, as drawing takes a while
     document = make_report(rows)
     page, tables = render_report_page(document), render_template("report.md", document=document)
-    return [replace_file(folder / HTML_NAME, page.encode()), replace_file(folder / MARKDOWN_NAME, tables.encode())]
+    return [write_whole(folder / HTML_NAME, page.encode()), write_whole(folder / MARKDOWN_NAME, tables.encode())]
 
 
 def make_report(rows: ReportRows) -> Document:

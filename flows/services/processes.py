@@ -24,6 +24,7 @@ from pathlib import Path
 
 from storage.errors import StorageError
 from storage.home import Home
+from storage.whole_files import write_whole
 
 SERVER, MLFLOW, WORKER = "server", "mlflow", "worker"
 _TOKEN = "KVP_SERVICE_TOKEN"
@@ -145,9 +146,7 @@ def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mappi
     now = datetime.now(UTC).isoformat(timespec="seconds")
     service = Service(name=name, url=url, pid=process.pid, started_at=now, log=str(log), token=token)
     try:
-        draft = _record(home, name).with_suffix(f".{token}")
-        draft.write_text(json.dumps(dataclasses.asdict(service)) + "\n", encoding="utf-8")
-        draft.replace(_record(home, name))
+        write_whole(_record(home, name), (json.dumps(dataclasses.asdict(service)) + "\n").encode())
     except OSError as error:
         stop(home, service)
         raise StorageError(f"cannot note the {name} in {folder(home)}: {error}; check the home") from error

@@ -15,15 +15,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpolicy.errors import first_line
 from storage.errors import StorageError
 from storage.lineage.run_record import RecordedRun, Row
+from storage.whole_files import write_whole
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -125,21 +125,12 @@ def _announce(home: Home, recorded: RecordedRun, *, has_ended: bool) -> None:
 
     events = run_events(recorded) if has_ended else [start_event(recorded)]
     day = recorded.row["started_at"].strftime("%Y-%m-%d")
-    _write_whole(home.path / FOLDER / day / f"{recorded.run_id}.jsonl", event_lines(events))
+    path = home.path / FOLDER / day / f"{recorded.run_id}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, event_lines(events).encode())
     if _has_receiver() and time.monotonic() >= _SILENCE.until:
         with closing(_client()) as client:
             client.emit(events[-1])
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 @contextmanager

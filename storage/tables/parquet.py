@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpolicy.digests import digest_json
 from kvpolicy.errors import InputError, first_line
 from storage.errors import StorageError
+from storage.whole_files import replaced
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,18 +36,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         if row.keys() != plain[0].keys():
             differing = ", ".join(sorted(map(str, row.keys() ^ plain[0].keys())))
             raise StorageError(f"cannot write {path}: row {index} differs from the first in having {differing} or not")
-    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         digest = digest_json(plain)
         table = pa.Table.from_pylist(plain).replace_schema_metadata({_DIGEST: digest})
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, draft, compression="zstd")
-        draft.replace(path)
+        with replaced(path) as draft:
+            pq.write_table(table, draft, compression="zstd")
     except (OSError, OverflowError, pa.ArrowException, InputError) as error:
         raise StorageError(f"cannot write {path}: {first_line(error)}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
     return digest
 
 

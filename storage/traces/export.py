@@ -7,7 +7,6 @@ Not for training here, which reads the store itself (`storage.traces.store`).
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from kvpolicy.errors import first_line
 from storage.errors import StorageError
 from storage.traces.manifest import TraceRow
 from storage.traces.store import TraceStore, TraceTensors
+from storage.whole_files import replaced
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,14 +51,11 @@ def export_traces(
     if not rows or not heads:
         raise StorageError(f"export: {len(rows)} samples and {len(heads)} heads, expected at least one of each")
     write = _write_parquet if file_format == "parquet" else _write_safetensors
-    draft = place.with_name(f".{place.name}-{uuid.uuid4().hex}")
     try:
-        write(_read(store, rows, heads), heads, draft)
-        draft.replace(place)
+        with replaced(place) as draft:
+            write(_read(store, rows, heads), heads, draft)
     except OSError as error:
         raise StorageError(f"cannot write {place}: {first_line(error)}; choose another --out") from error
-    finally:
-        draft.unlink(missing_ok=True)
     return place.stat().st_size
 
 
