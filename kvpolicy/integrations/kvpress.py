@@ -95,9 +95,11 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
         self.policy.agents.to(keys.device)  # a model's layers may lie on several
         layer = int(module.layer_idx)  # type: ignore[arg-type]  # of transformers
         heads = slice(layer * num_kv_heads, (layer + 1) * num_kv_heads)
-        worth = [
-            worth_of_entries(self._scores(*entries, heads)) for entries in zip(keys, values, positions, strict=True)
-        ]
+        with torch.no_grad():
+            worth = [
+                worth_of_entries(self.policy.agents(*entries, at[None], heads=heads).float())
+                for *entries, at in zip(keys, values, positions, strict=True)
+            ]
         return torch.stack(worth)
 
     def _require_model(self, config: Any) -> None:
@@ -112,17 +114,6 @@ class PolicyPress(ScorerPress):  # type: ignore[misc]  # without kvpress there i
         if (spec := read_spec(config)) != self.policy.spec:
             raise InputError(f"the policy set is for {self.policy.spec}, the model is {spec}: use that of its training")
         self._checked = asked
-
-    @torch.no_grad()
-    def _scores(
-        self,
-        keys: Float[Tensor, "kv_head token dim"],
-        values: Float[Tensor, "kv_head token dim"],
-        positions: Int[Tensor, "token"],
-        heads: slice,
-    ) -> Float[Tensor, "kv_head token"]:
-        scores: Tensor = self.policy.agents(keys, values, positions[None], heads=heads)
-        return scores.float()
 
 
 def _positions(kwargs: dict[str, Any], num_rows: int, num_tokens: int) -> Int[Tensor, "row token"]:

@@ -37,10 +37,10 @@ class Comparison:
     """One method against another at one budget, mean over tasks. Every pair is there in both orders.
 
     Attributes:
-        benchmark: Of the curves.
-        setting: Of the curves.
-        metric: Of the curves.
-        budget: In tokens.
+        benchmark: Benchmark of the curves.
+        setting: Setting of the curves.
+        metric: Metric of the curves.
+        budget: Budget in tokens.
         method: The one that is better or worse.
         other: The one it is compared with.
         difference: Method minus other, paired by example, with its interval.
@@ -49,8 +49,8 @@ class Comparison:
             directions, the smaller of it and its complement, doubled, is the bootstrap's p-value of no difference.
         verdict: `better` or `worse`, in the metric's own direction, where the interval excludes 0 and there are
             examples enough; else `undecided`.
-        num_seeds: Of the method.
-        other_num_seeds: Of the other.
+        num_seeds: Seeds of the method.
+        other_num_seeds: Seeds of the other.
         seed_std: Standard deviation of the method's mean over its seeds; None of one seed.
         is_contest: Whether both are contenders: they evict, and do not know the future.
         is_best_baseline: Whether the other is the heuristic with the best mean at this budget.
@@ -100,7 +100,7 @@ def compare_methods(tables: Iterable[ScoreTable], trained: Trained) -> list[Comp
 
     Args:
         tables: Scores of all examples, resampled.
-        trained: Which methods are made from what. Those of one kind and seeds meet the same draws of trainings.
+        trained: Methods made from something trained. Those of one kind and seeds meet the same draws of trainings.
 
     Raises:
         InputError: If a method lacks a seed at a budget.
@@ -176,7 +176,7 @@ def _entrants(table: ScoreTable) -> list[_Entrant]:
             if missing := [seed for seed in seeds if (method, budget, seed) not in of_seed]:
                 raise InputError(
                     f"comparisons: {method} has no {table.metric} of seed {missing[0]} at budget {budget} in setting "
-                    f"{table.setting} of {table.benchmark}, which it has elsewhere: judge all seeds alike"
+                    f"{table.setting} of {table.benchmark}, which it has elsewhere: evaluate all seeds alike"
                 )
             columns = tuple(of_seed[method, budget, seed] for seed in seeds)
             entrants.append(_Entrant(method=method, budget=budget, seeds=seeds, columns=columns))

@@ -91,20 +91,20 @@ def decide_promotion(
     changes = (means - of_champion) / np.maximum(of_champion, LEAST_KL)
     worst = int(changes.argmax())
     worst_budget, worst_change = budgets[worst], float(changes[worst])
-    promoted, reason = _judge(difference, worst_budget, worst_change, config.margin, bootstrap.confidence)
+    promoted, reason = _decide(difference, worst_budget, worst_change, config.margin, bootstrap.confidence)
     return PromotionDecision(
         promoted=promoted, reason=reason, difference=difference, worst_budget=worst_budget, worst_change=worst_change
     )
 
 
-def _judge(
+def _decide(
     difference: Interval, worst_budget: int, worst_change: float, margin: float, confidence: float
 ) -> tuple[bool, str]:
     least = 1 - math.floor(math.log2(1.0 - confidence))
     if difference.n < least:
         return False, f"{difference.n} examples are too few: at {confidence:.0%} it takes at least {least}"
     if difference.smallest_stratum == 1:
-        return False, "a task has one example, whose spread is unknown: judge at least two of each"
+        return False, "a task has one example, whose spread is unknown: evaluate at least two of each"
     verdict = verdict_on(difference, _LOWER_IS_BETTER, confidence)
     figures = f"KL differs by {difference.mean:+.4g} nats, {difference.low:+.4g} to {difference.high:+.4g}"
     if verdict != BETTER:

@@ -23,7 +23,7 @@ from kvpolicy.config.settings import InnerShare, Positive, Settings
 from kvpolicy.errors import InputError
 from kvpolicy.seeds import derive_seed
 
-# Of the largest value: a difference that is no more than this is what rounding left of a tie.
+# A difference of at most this share of the largest value is a tie but for rounding.
 _ROUNDING = 1e-12
 
 
@@ -144,7 +144,12 @@ class Bootstrap(Settings):
             InputError: If there are no examples, a value is not finite or strata do not match.
         """
         num_examples = values.shape[0]
-        _check(values, strata)
+        if not num_examples:
+            raise InputError("bootstrap: no examples, expected at least one")
+        if num_bad := int(np.count_nonzero(~np.isfinite(values))):
+            raise InputError(f"bootstrap: {num_bad} of {values.size} values are not finite; leave out failed examples")
+        if strata is not None and len(strata) != num_examples:
+            raise InputError(f"bootstrap: {len(strata)} strata for {num_examples} examples, expected one each")
         _, members, sizes = np.unique(
             np.zeros(num_examples) if strata is None else np.asarray(strata), return_inverse=True, return_counts=True
         )
@@ -201,14 +206,3 @@ def _resample_weights(
         counts = generator.multinomial(draws, np.full(size, 1.0 / size), size=num_resamples)
         weights[:, members == stratum] = counts / (draws * sizes.size)
     return weights
-
-
-def _check(values: np.ndarray, strata: Sequence[str] | None) -> None:
-    num_examples = values.shape[0]
-    if not num_examples:
-        raise InputError("bootstrap: no examples, expected at least one")
-    num_bad = int(np.count_nonzero(~np.isfinite(values)))
-    if num_bad:
-        raise InputError(f"bootstrap: {num_bad} of {values.size} values are not finite; leave out failed examples")
-    if strata is not None and len(strata) != num_examples:
-        raise InputError(f"bootstrap: {len(strata)} strata for {num_examples} examples, expected one each")

@@ -34,5 +34,5 @@ def stored_scores(catalog: Catalog, run_id: str, **wanted: str | int) -> list[Ex
 def stored_bootstrap(catalog: Catalog, run_id: str) -> Bootstrap:
     """The bootstrap with which a run of an evaluation made its intervals."""
     (run,) = catalog.rows("runs", f"run_id = {quote(run_id)}", ["parameters_json", "seed"])
-    judged = json.loads(run["parameters_json"])["evaluate"]
-    return Bootstrap(seed=run["seed"] or 0, num_resamples=judged["num_resamples"], confidence=judged["confidence"])
+    evaluate = json.loads(run["parameters_json"])["evaluate"]
+    return Bootstrap(seed=run["seed"] or 0, num_resamples=evaluate["num_resamples"], confidence=evaluate["confidence"])
