@@ -27,7 +27,7 @@ from tests.storage.openlineage_runs import events_in, record
 
 pytestmark = pytest.mark.usefixtures("no_receiver")
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _MANY = """
 import sys
 from storage.catalog.catalog import Catalog
