@@ -231,6 +231,10 @@ class CompactedCache:
         self._queries = {layer: part[..., : part.shape[3] - forgotten, :] for layer, part in self._queries.items()}
         self.num_past_tokens = num_tokens
 
+    def forget_queries(self) -> None:
+        """Remember no queries from here on: the cache is not ranked again by them."""
+        self._num_queries, self._queries = 0, {}
+
     def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
         """Forget all other rows."""
         rows = rows.to(self._keys.device)

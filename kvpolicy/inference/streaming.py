@@ -200,9 +200,10 @@ class StreamedCaches:
         self._cache.resize(num_tokens)
 
     def finish(self, num_new_tokens: int) -> CompactedCache:
-        """Evict now, and hand the caches over with room for tokens after which nothing is evicted any more."""
+        """Evict now, and hand over caches with room for tokens after which nothing is evicted, so without queries."""
         self.evict()
         self._cache.resize(num_new_tokens)
+        self._cache.forget_queries()
         return self._cache
 
     def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
