@@ -16,7 +16,7 @@ from kvpolicy.analysis.ranks import normalised_ranks
 from kvpolicy.attention.prefill import Prefill
 from kvpolicy.errors import InputError
 from kvpolicy.inference.batching import rows_that_fit
-from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.inference.likelihood import kl_divergence
 from kvpolicy.methods.ranking import NUM_RECENT_TOKENS, NUM_SINK_TOKENS
 from kvpolicy.models.language_model import LanguageModel
@@ -118,9 +118,7 @@ def divergence_without(
             num_kv_heads=whole.num_kv_heads,
             num_new_tokens=len(future_ids),
         )
-        positions = num_context + torch.arange(len(future_ids))
-        ids, positions = (row.expand(len(kept), -1) for row in (future_ids, positions))
-        return cache.run(model, ids, positions, num_logits=len(future_ids))
+        return run_alike(model, cache, future_ids, first_position=num_context)
 
     (full,) = run([torch.arange(num_context).expand(num_heads, -1)])
     size = rows_that_fit(num_logits=full.numel(), num_entries=num_context)

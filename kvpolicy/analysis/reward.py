@@ -19,7 +19,7 @@ from kvpolicy.analysis.ranks import spearman
 from kvpolicy.attention.logit_scale import LogitScale
 from kvpolicy.attention.prefill import Prefill
 from kvpolicy.attention.weights import attention_blocks
-from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.methods.ranking import NOT_KEPT
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.objectives.cost import TINY
@@ -146,16 +146,14 @@ def recompute_importance(
     Returns:
         For each row, the importance of its kept entries.
     """
-    num_new = len(future_ids)
     cache = ObservedCache(
         whole.keys[:, :num_context],
         whole.values[:, :num_context],
         kept,
         num_kv_heads=whole.num_kv_heads,
-        num_new_tokens=num_new,
+        num_new_tokens=len(future_ids),
     )
-    positions = num_context + torch.arange(num_new)
-    cache.run(model, future_ids.expand(len(kept), -1), positions.expand(len(kept), -1), num_logits=1)
+    run_alike(model, cache, future_ids, first_position=num_context, num_logits=1)
     return cache.importance
 
 

@@ -7,16 +7,14 @@ bfloat16, and the figures of a contender must not depend on who else takes part.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvpolicy.evaluation.contexts import PreparedContext, Ranked
-from kvpolicy.evaluation.results import Contender
+from kvpolicy.evaluation.contexts import Ranked
+from kvpolicy.evaluation.results import Score
 from kvpolicy.inference.batching import rows_that_fit
-from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
-from kvpolicy.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,101 +22,89 @@ class Row:
     """One compacted variant of an example.
 
     Attributes:
-        contender: Whose it is.
         budgets: Those whose figures it gives.
-        kept: What is kept of the whole context.
+        kept: Entries of the whole context that it keeps.
     """
 
-    contender: Contender
     budgets: tuple[int, ...]
     kept: Int[Tensor, "head kept"]
 
 
-def row_batches(ranked: Ranked, budgets: Sequence[int], *, num_new: int, vocabulary: int) -> Iterator[list[Row]]:
-    """The rows of one contender, those of similar size together, so that little of a batch is padding.
-
-    Args:
-        ranked: The contender's ranking.
-        budgets: A row each; a single one for the method that keeps everything.
-        num_new: Tokens that run on each row with their logits.
-        vocabulary: Logits of a token.
-    """
-    contender = ranked.contender
-    if contender.method.evicts:
-        rows = [Row(contender=contender, budgets=(budget,), kept=ranked.kept(budget)) for budget in budgets]
-    else:
-        rows = [Row(contender=contender, budgets=tuple(budgets), kept=ranked.kept(0))]
-    rows.sort(key=lambda row: row.kept.shape[1], reverse=True)
-    while rows:
-        size = rows_that_fit(num_logits=num_new * vocabulary, num_entries=rows[0].kept.shape[1])
-        yield rows[:size]
-        rows = rows[size:]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowBatch:
-    """Rows with their caches of the context.
+    """Rows of one ranking with their caches of the context.
 
     Attributes:
+        ranked: The ranking.
         rows: The rows.
-        cache: Their caches.
+        cache: Their caches, with room for everything that follows.
         after_context: What each predicts after the context's last token. That token runs before the last compression:
             on the full cache, or where contexts come in chunks, on what the chunks before it left.
     """
 
+    ranked: Ranked
     rows: Sequence[Row]
     cache: CompactedCache
     after_context: Float[Tensor, "row vocab"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowCaches:
-    """Makes the caches of rows.
+def scores_of(ranked: Ranked, rows: Sequence[Row], metric: str, values: Sequence[float]) -> Iterator[Score]:
+    """One figure of every row, at each of its budgets."""
+    for row, value in zip(rows, values, strict=True):
+        for budget in row.budgets:
+            yield Score(**ranked.source, budget=budget, metric=metric, value=value)
 
-    Attributes:
-        context: What is compressed.
-        num_new_tokens: Tokens for which caches have room.
+
+def row_batches(ranked: Ranked, budgets: Sequence[int], *, num_logits: int) -> Iterator[list[Row]]:
+    """The rows of one contender, those of similar size together, so that little of a batch is padding.
+
+    Args:
+        ranked: The contender's ranking.
+        budgets: A row each; a single one for the method that keeps everything.
+        num_logits: Logits of all tokens that run on each row.
+    """
+    each = [(budget,) for budget in budgets] if ranked.contender.method.evicts else [tuple(budgets)]
+    rows = [Row(budgets=of_row, kept=ranked.kept(of_row[0])) for of_row in each]
+    rows.sort(key=lambda row: row.kept.shape[1], reverse=True)
+    while rows:
+        size = rows_that_fit(num_logits=num_logits, num_entries=rows[0].kept.shape[1])
+        yield rows[:size]
+        rows = rows[size:]
+
+
+def compact_rows(ranked: Ranked, budgets: Sequence[int], chunk_tokens: int | None) -> Iterator[RowBatch]:
+    """Batches of a contender's rows, each with its caches of the context.
+
+    Args:
+        ranked: The contender's ranking.
+        budgets: Entries kept per KV head, in tokens.
         chunk_tokens: Length of the chunks after which methods compress that can; None compresses once.
     """
+    method, context = ranked.contender.method, ranked.context
+    comes_in_chunks = method.evicts and method.recompression_obstacle is None
+    for rows in row_batches(ranked, budgets, num_logits=context.cut.num_future * context.whole.logits.shape[-1]):
+        if chunk_tokens is None or not comes_in_chunks:
+            yield _compact_at_once(ranked, rows)
+        else:
+            yield _compact_in_chunks(ranked, rows, chunk_tokens)
 
-    context: PreparedContext
-    num_new_tokens: int
-    chunk_tokens: int | None
 
-    def of(self, ranked: Ranked, budgets: Sequence[int]) -> Iterator[RowBatch]:
-        """Batches of a contender's rows, each with its cache of the context."""
-        method, continuation = ranked.contender.method, self.context.continuation
-        sizes = {"num_new": continuation.cut.num_future, "vocabulary": continuation.whole.logits.shape[-1]}
-        comes_in_chunks = method.evicts and method.recompression_obstacle is None
-        for rows in row_batches(ranked, budgets, **sizes):
-            if self.chunk_tokens is None or not comes_in_chunks:
-                yield self._at_once(rows)
-            else:
-                yield self._in_chunks(rows, self.chunk_tokens)
+def _compact_at_once(ranked: Ranked, rows: Sequence[Row]) -> RowBatch:
+    context, state = ranked.context, ranked.context.state
+    cache = CompactedCache(
+        state.keys,
+        state.values,
+        [row.kept for row in rows],
+        num_kv_heads=state.num_kv_heads,
+        num_new_tokens=context.num_following_tokens,
+    )
+    return RowBatch(ranked=ranked, rows=rows, cache=cache, after_context=context.full_logits[0].expand(len(rows), -1))
 
-    def _at_once(self, rows: Sequence[Row]) -> RowBatch:
-        continuation, state = self.context.continuation, self.context.state
-        cache = CompactedCache(
-            state.keys,
-            state.values,
-            [row.kept for row in rows],
-            num_kv_heads=state.num_kv_heads,
-            num_new_tokens=self.num_new_tokens,
-        )
-        return RowBatch(rows=rows, cache=cache, after_context=continuation.full_logits[0].expand(len(rows), -1))
 
-    def _in_chunks(self, rows: Sequence[Row], chunk_tokens: int) -> RowBatch:
-        context = self.context.continuation.context_ids
-        streamed = [
-            StreamedRow(
-                method=row.contender.method,
-                budget=row.budgets[0],
-                seed=derive_seed(self.context.seed, row.contender.seed),
-            )
-            for row in rows
-        ]
-        caches = StreamedCaches(self.context.model, streamed, interval_tokens=min(chunk_tokens, len(context)))
-        shape = (len(rows), len(context))
-        positions = torch.arange(len(context)).expand(shape)
-        last = caches.run(self.context.model, context.expand(shape), positions, num_logits=1)[:, -1]
-        return RowBatch(rows=rows, cache=caches.finish(self.num_new_tokens), after_context=last)
+def _compact_in_chunks(ranked: Ranked, rows: Sequence[Row], chunk_tokens: int) -> RowBatch:
+    context, method = ranked.context, ranked.contender.method
+    streamed = [StreamedRow(method=method, budget=row.budgets[0], seed=ranked.state.seed) for row in rows]
+    caches = StreamedCaches(context.model, streamed, interval_tokens=min(chunk_tokens, context.cut.num_context))
+    last = run_alike(context.model, caches, context.context_ids, first_position=0, num_logits=1)[:, -1]
+    cache = caches.finish(context.num_following_tokens)
+    return RowBatch(ranked=ranked, rows=rows, cache=cache, after_context=last)

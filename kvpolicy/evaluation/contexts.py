@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +13,8 @@ from kvpolicy.attention.prefill import Prefill, prefill
 from kvpolicy.attention.probe import run_probe
 from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.errors import InputError
-from kvpolicy.evaluation.continuation import Continuation
 from kvpolicy.evaluation.results import Contender, TokenRanking
-from kvpolicy.methods.base import CacheState, Method, kept_by_method
+from kvpolicy.methods.base import CacheState, kept_by_method
 from kvpolicy.methods.ranking import NOT_KEPT, retention_ranks
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.seeds import derive_seed
@@ -23,58 +23,27 @@ from kvpolicy.text.protocol import Cut, cut_sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranked:
-    """A contender's ranking of one context.
-
-    Attributes:
-        contender: Whose it is.
-        state: What it saw.
-        scores: What it made of it.
-    """
-
-    contender: Contender
-    state: CacheState
-    scores: Float[Tensor, "head token"]
-
-    def kept(self, budget: int) -> Int[Tensor, "head most"]:
-        """The entries that each head keeps; all of them where the method evicts nothing."""
-        if not self.contender.method.evicts:
-            return torch.arange(self.state.num_tokens).expand(self.state.num_heads, -1)
-        return kept_by_method(self.contender.method, self.state, self.scores, budget)
-
-    def by_token(self, setting: str, budgets: Sequence[int]) -> TokenRanking:
-        """The order of the context's tokens, and how many of them each head keeps at each budget."""
-        assert self.state.importance is not None
-        return TokenRanking(
-            setting=setting,
-            importance=self.state.importance.cpu(),
-            method=self.contender.method.name,
-            seed=self.contender.seed,
-            ranks=retention_ranks(self.scores).cpu(),
-            kept=torch.stack([(self.kept(budget) != NOT_KEPT).sum(dim=1) for budget in budgets]).cpu(),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedContext:
-    """The context of one example in one setting, ready to be ranked.
+    """The context of one example in one setting, ready to be ranked, and what comes after it.
 
     Attributes:
         model: The language model, as the example's length needs it.
-        continuation: The example with its prefill, and what comes after the context.
+        example: The example.
+        cut: Where its context ends.
+        whole: The prefill of context, question and reference answer, whose logits begin after the last token of the
+            context or earlier.
         state: The context's part of the prefill, with true importance.
         seed: Of the example.
+        answer_tokens: Tokens of a greedy answer, at most; 0 for none.
     """
 
     model: LanguageModel
-    continuation: Continuation
+    example: EncodedSample
+    cut: Cut
+    whole: Prefill
     state: CacheState
     seed: int
-
-    @property
-    def setting(self) -> str:
-        """The setting that the context was cut for."""
-        return self.continuation.cut.setting
+    answer_tokens: int
 
     @property
     def importance(self) -> Float[Tensor, "head token"]:
@@ -82,7 +51,27 @@ class PreparedContext:
         assert self.state.importance is not None
         return self.state.importance
 
-    def rank(self, contender: Contender) -> Ranked:
+    @property
+    def context_ids(self) -> Int[Tensor, "context"]:
+        """The tokens that are ranked and compressed."""
+        return _token_ids(self.example)[: self.cut.num_context]
+
+    @property
+    def future_ids(self) -> Int[Tensor, "future"]:
+        """Question and reference answer."""
+        return _token_ids(self.example)[self.cut.num_context :]
+
+    @property
+    def num_following_tokens(self) -> int:
+        """Tokens that run on the compacted context, at most: the question, and the longest of all that follow it."""
+        return self.cut.num_question + _longest_end(self.example, self.answer_tokens)
+
+    @property
+    def full_logits(self) -> Float[Tensor, "prediction vocab"]:
+        """What the full cache predicts after the context's last token and after each token of the future."""
+        return self.whole.logits[-self.cut.num_future - 1 :]
+
+    def rank(self, contender: Contender) -> "Ranked":
         """Let a contender rank the context.
 
         Raises:
@@ -92,7 +81,45 @@ class PreparedContext:
         state = replace(self.state, seed=derive_seed(self.seed, contender.seed))
         if method.probe is not None:
             state = replace(state, probe=run_probe(self.model, state.keys, state.values, method.probe))
-        return Ranked(contender=contender, state=state, scores=method.score(state))
+        return Ranked(context=self, contender=contender, state=state, scores=method.score(state))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranked:
+    """A contender's ranking of one context.
+
+    Attributes:
+        context: The context.
+        contender: The contender.
+        state: The cache as its method saw it.
+        scores: The method's scores.
+    """
+
+    context: PreparedContext
+    contender: Contender
+    state: CacheState
+    scores: Float[Tensor, "head token"]
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The fields that say whose figures these are, and in which setting."""
+        contender = self.contender
+        return {"setting": self.context.cut.setting, "method": contender.method.name, "seed": contender.seed}
+
+    def kept(self, budget: int) -> Int[Tensor, "head most"]:
+        """The entries that each head keeps; all of them where the method evicts nothing."""
+        if not self.contender.method.evicts:
+            return torch.arange(self.state.num_tokens).expand(self.state.num_heads, -1)
+        return kept_by_method(self.contender.method, self.state, self.scores, budget)
+
+    def by_token(self, budgets: Sequence[int]) -> TokenRanking:
+        """The order of the context's tokens, and how many of them each head keeps at each budget."""
+        return TokenRanking(
+            **self.source,
+            importance=self.context.importance.cpu(),
+            ranks=retention_ranks(self.scores).cpu(),
+            kept=torch.stack([(self.kept(budget) != NOT_KEPT).sum(dim=1) for budget in budgets]).cpu(),
+        )
 
 
 def prepare_contexts(
@@ -101,8 +128,8 @@ def prepare_contexts(
     contenders: Sequence[Contender],
     *,
     settings: Sequence[str],
-    num_following: int,
     seed: int,
+    answer_tokens: int = 0,
 ) -> list[PreparedContext]:
     """Run context, question and reference answer once, and prepare the context of each setting.
 
@@ -111,29 +138,40 @@ def prepare_contexts(
         example: The example, encoded.
         contenders: Methods, which say what of the prefill they need.
         settings: `query_agnostic`, `query_aware` or both.
-        num_following: Tokens that will run after the question, at most.
         seed: Of the example.
+        answer_tokens: Tokens of a greedy answer, at most; 0 for none.
 
     Raises:
         InputError: Naming the sample, if it is too long for the model or what the model computes is not finite.
     """
     cuts = [cut_sample(example, setting) for setting in settings]
     num_prompt = len(example.context_ids) + len(example.question_ids)
-    model = model.for_answer(num_prompt, num_following, sample_id=example.sample.sample_id)
+    model = model.for_answer(num_prompt, _longest_end(example, answer_tokens), sample_id=example.sample.sample_id)
     methods = [contender.method for contender in contenders]
-    whole = _prefill_once(model, example, methods, cuts)
+    token_ids = _token_ids(example)
+    num_future = max(cut.num_future for cut in cuts)
+    # All queries and logits that any method or cut needs.
+    needed = [len(token_ids) if method.num_queries is None else method.num_queries for method in methods]
+    num_queries = min(len(token_ids), max(needed, default=0) + num_future)
+    try:
+        whole = prefill(model, token_ids, num_queries=num_queries, num_logits=num_future + 1)
+    except InputError as error:
+        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
     needs_rotary = any(method.needs_rotary for method in methods)
     rotary = read_rotary(model, model.sequence_tokens or whole.num_tokens) if needs_rotary else None
     return [
         PreparedContext(
             model=model,
-            continuation=Continuation(example=example, cut=cut, whole=whole),
+            example=example,
+            cut=cut,
+            whole=whole,
             state=replace(
                 context_state(whole, cut.num_context),
                 importance=importance(whole, num_context=cut.num_context, num_future=cut.num_future),
                 rotary=rotary,
             ),
             seed=seed,
+            answer_tokens=answer_tokens,
         )
         for cut in cuts
     ]
@@ -151,15 +189,10 @@ def context_state(whole: Prefill, num_context: int) -> CacheState:
     )
 
 
-def _prefill_once(
-    model: LanguageModel, example: EncodedSample, methods: Sequence[Method], cuts: Sequence[Cut]
-) -> Prefill:
-    """Prefill with all queries and logits that any method or cut needs."""
-    needed = [method.num_queries for method in methods]
-    token_ids = torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
-    num_tokens, num_future = len(token_ids), max(cut.num_future for cut in cuts)
-    most = num_tokens if None in needed else max((count for count in needed if count is not None), default=0)
-    try:
-        return prefill(model, token_ids, num_queries=min(num_tokens, most + num_future), num_logits=num_future + 1)
-    except InputError as error:
-        raise InputError(f"sample {example.sample.sample_id}: {error}") from error
+def _token_ids(example: EncodedSample) -> Int[Tensor, "token"]:
+    return torch.tensor(example.context_ids + example.question_ids + example.answer_ids)
+
+
+def _longest_end(example: EncodedSample, answer_tokens: int) -> int:
+    """Tokens that run after the question, at most: of the reference, of a greedy answer or of an option."""
+    return max(len(example.answer_ids), answer_tokens, *map(len, example.option_ids))

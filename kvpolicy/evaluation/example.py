@@ -7,14 +7,17 @@ Contenders come one after the other, each on all examples, and nothing of one to
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
 
 from kvpolicy.benchmarks.registry import task_info
 from kvpolicy.evaluation.answers import Unanswered, score_answers
-from kvpolicy.evaluation.caches import Row, RowCaches
-from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
+from kvpolicy.evaluation.caches import RowBatch, compact_rows, scores_of
+from kvpolicy.evaluation.contexts import PreparedContext, prepare_contexts
 from kvpolicy.evaluation.measure import measure_rows
-from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts, Score, TokenRanking
+from kvpolicy.evaluation.results import Contender, ExampleResult, HeadCosts
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.names import SETTINGS
 from kvpolicy.objectives.cost import normalised_cost
@@ -40,6 +43,12 @@ class EvaluatedExample:
     generate: bool = True
     keep_rankings: bool = False
 
+    def answer_tokens(self, most: int | None) -> int:
+        """Tokens at which a greedy answer is cut, where the task allows more than `most`; 0 if there is none."""
+        sample = self.encoded.sample
+        is_answered = self.generate and task_info(sample.task).is_generated
+        return min(sample.max_new_tokens, most or sample.max_new_tokens) if is_answered else 0
+
 
 def evaluate_example(
     model: LanguageModel,
@@ -56,23 +65,20 @@ def evaluate_example(
 ) -> ExampleResult:
     """Measure all contenders at all budgets on one example, with the arguments of `evaluate_examples`."""
     asked = EvaluatedExample(encoded=example, seed=sample_seed, generate=generate, keep_rankings=keep_rankings)
-    results = [
-        result
-        for _, (result,) in evaluate_examples(
-            model,
-            [asked],
-            contenders,
-            budgets,
-            settings=settings,
-            max_answer_tokens=max_answer_tokens,
-            chunk_tokens=chunk_tokens,
-        )
-    ]
-    return ExampleResult(
-        scores=tuple(score for result in results for score in result.scores),
-        head_costs=tuple(costs for result in results for costs in result.head_costs),
-        rankings=tuple(ranking for result in results for ranking in result.rankings),
-    )
+    merged = ExampleResult()
+    for _, (result,) in evaluate_examples(
+        model,
+        [asked],
+        contenders,
+        budgets,
+        settings=settings,
+        max_answer_tokens=max_answer_tokens,
+        chunk_tokens=chunk_tokens,
+    ):
+        merged.scores += result.scores
+        merged.head_costs += result.head_costs
+        merged.rankings += result.rankings
+    return merged
 
 
 def evaluate_examples(
@@ -105,72 +111,28 @@ def evaluate_examples(
     """
     for group in _groups(model, examples):
         prepared = [
-            _prepare(model, example, contenders, settings, max_answer_tokens, place=place)
-            for place, example in enumerate(group)
+            prepare_contexts(
+                model,
+                example.encoded,
+                contenders,
+                settings=settings,
+                seed=example.seed,
+                answer_tokens=example.answer_tokens(max_answer_tokens),
+            )
+            for example in group
         ]
         for contender in contenders:
-            results = [_Result() for _ in prepared]
+            results = [ExampleResult() for _ in group]
             waiting = (
-                unanswered
-                for example, result in zip(prepared, results, strict=True)
-                for unanswered in _measure(example, contender, budgets, chunk_tokens, result)
+                Unanswered(place=place, batch=batch, first_tokens=before_answer.argmax(dim=-1))
+                for place, (example, contexts) in enumerate(zip(group, prepared, strict=True))
+                for batch, before_answer in _measure(
+                    contexts, contender, budgets, chunk_tokens, results[place], keep_rankings=example.keep_rankings
+                )
             )
-            for rows, values in score_answers(waiting):
-                results[rows.place].scores += scores_of(rows.rows, rows.context.setting, rows.metric, values)
-            yield contender, [result.freeze() for result in results]
-
-
-def scores_of(rows: Sequence[Row], setting: str, metric: str, values: Sequence[float]) -> Iterator[Score]:
-    """One figure of every row, at each of its budgets."""
-    for row, value in zip(rows, values, strict=True):
-        for budget in row.budgets:
-            yield Score(
-                setting=setting,
-                method=row.contender.method.name,
-                seed=row.contender.seed,
-                budget=budget,
-                metric=metric,
-                value=value,
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """An example with its prefill.
-
-    Attributes:
-        place: Of the example among those that are held at once.
-        asked: What is asked of the example.
-        contexts: Its context in each setting.
-        metrics: Of its task.
-        answer_tokens: Tokens of a greedy answer; 0 for none.
-    """
-
-    place: int
-    asked: EvaluatedExample
-    contexts: Sequence[PreparedContext]
-    metrics: tuple[str, ...]
-    answer_tokens: int
-
-    @property
-    def num_following(self) -> int:
-        """Tokens that run after the question, at most."""
-        encoded = self.asked.encoded
-        return max(len(encoded.answer_ids), self.answer_tokens, *map(len, encoded.option_ids))
-
-
-@dataclass
-class _Result:
-    """What one contender has come to on one example so far."""
-
-    scores: list[Score] = field(default_factory=list)
-    head_costs: list[HeadCosts] = field(default_factory=list)
-    rankings: list[TokenRanking] = field(default_factory=list)
-
-    def freeze(self) -> ExampleResult:
-        return ExampleResult(
-            scores=tuple(self.scores), head_costs=tuple(self.head_costs), rankings=tuple(self.rankings)
-        )
+            for place, score in score_answers(waiting):
+                results[place].scores.append(score)
+            yield contender, results
 
 
 def _groups(model: LanguageModel, examples: Iterable[EvaluatedExample]) -> Iterator[list[EvaluatedExample]]:
@@ -189,65 +151,25 @@ def _groups(model: LanguageModel, examples: Iterable[EvaluatedExample]) -> Itera
         yield group
 
 
-def _prepare(
-    model: LanguageModel,
-    asked: EvaluatedExample,
-    contenders: Sequence[Contender],
-    settings: Sequence[str],
-    max_answer_tokens: int | None,
-    *,
-    place: int,
-) -> _Prepared:
-    sample = asked.encoded.sample
-    info = task_info(sample.task)
-    allowed = min(sample.max_new_tokens, max_answer_tokens or sample.max_new_tokens)
-    answer_tokens = allowed if asked.generate and info.is_generated else 0
-    prepared = _Prepared(place=place, asked=asked, contexts=(), metrics=info.metrics, answer_tokens=answer_tokens)
-    contexts = prepare_contexts(
-        model,
-        asked.encoded,
-        contenders,
-        settings=settings,
-        num_following=prepared.num_following,
-        seed=asked.seed,
-    )
-    return replace(prepared, contexts=contexts)
-
-
 def _measure(
-    example: _Prepared,
+    contexts: Sequence[PreparedContext],
     contender: Contender,
     budgets: Sequence[int],
     chunk_tokens: int | None,
-    result: _Result,
-) -> Iterator[Unanswered]:
-    """Measure all but answers, into a result, and yield the rows that are to answer."""
-    for context in example.contexts:
-        num_new_tokens = context.continuation.cut.num_question + example.num_following
-        caches = RowCaches(context=context, num_new_tokens=num_new_tokens, chunk_tokens=chunk_tokens)
+    result: ExampleResult,
+    *,
+    keep_rankings: bool,
+) -> Iterator[tuple[RowBatch, Float[Tensor, "row vocab"]]]:
+    """Measure all but answers, into a result; yield the rows that are to answer, and what each predicts first."""
+    for context in contexts:
         ranked = context.rank(contender)
         if contender.method.evicts:
-            result.head_costs.append(_head_costs(ranked, context))
-            result.rankings += [ranked.by_token(context.setting, budgets)] if example.asked.keep_rankings else []
-        for batch in caches.of(ranked, budgets):
-            measured = measure_rows(context.model, batch, context.continuation, example.metrics)
-            for metric, values in measured.figures.items():
-                result.scores += scores_of(batch.rows, context.setting, metric, values)
-            if example.answer_tokens:
-                yield Unanswered(
-                    place=example.place,
-                    context=context,
-                    rows=batch.rows,
-                    cache=batch.cache,
-                    first_tokens=measured.before_answer.argmax(dim=-1),
-                    num_tokens=example.answer_tokens,
-                )
-
-
-def _head_costs(ranked: Ranked, context: PreparedContext) -> HeadCosts:
-    return HeadCosts(
-        setting=context.setting,
-        method=ranked.contender.method.name,
-        seed=ranked.contender.seed,
-        costs=normalised_cost(ranked.scores, context.importance),
-    )
+            costs = normalised_cost(ranked.scores, context.importance)
+            result.head_costs.append(HeadCosts(**ranked.source, costs=costs))
+            result.rankings += [ranked.by_token(budgets)] if keep_rankings else []
+        for batch in compact_rows(ranked, budgets, chunk_tokens):
+            figures, before_answer = measure_rows(batch)
+            for metric, values in figures.items():
+                result.scores += scores_of(ranked, batch.rows, metric, values)
+            if context.answer_tokens:
+                yield batch, before_answer

@@ -1,6 +1,6 @@
 """Who takes part in an evaluation, and the figures that come of one example."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,52 +17,55 @@ class Contender:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
-    """One figure of one example."""
+class Result:
+    """Anything that one contender comes to on one example.
+
+    Attributes:
+        setting: Which of the example's contexts it is of.
+        method: The contender's method.
+        seed: The contender's seed.
+    """
 
     setting: str
     method: str
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Result):
+    """One figure of one example."""
+
     budget: int
     metric: str
     value: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadCosts:
-    """What one contender's ranking of one example costs every KV head, normalised (1.0 is perfect)."""
+class HeadCosts(Result):
+    """Eviction cost of one contender's ranking of one example in every KV head, normalised (1.0 is perfect)."""
 
-    setting: str
-    method: str
-    seed: int
     costs: Float[Tensor, "head"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TokenRanking:
+class TokenRanking(Result):
     """The order in which one contender gives up the tokens of a context, and what the future pays these.
 
     Attributes:
-        setting: Which of the example's contexts it is.
-        method: Whose ranking it is.
-        seed: Of the method.
         ranks: From 1, kept longest, as `kvpolicy.methods.ranking.retention_ranks`: a head that keeps b tokens keeps
         ranks to b.
         kept: Tokens that each head keeps at each budget, in the order of the budgets.
-        importance: What the future pays each token (`kvpolicy.attention.importance`), whoever ranks them.
+        importance: What the future pays each token (`kvpolicy.attention.importance`), the same for all.
     """
 
-    setting: str
-    method: str
-    seed: int
     ranks: Int[Tensor, "head token"]
     kept: Int[Tensor, "budget head"]
     importance: Float[Tensor, "head token"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ExampleResult:
-    """What the evaluation of one example came to.
+    """Everything that contenders come to on one example.
 
     Attributes:
         scores: Of every contender at every budget.
@@ -70,44 +73,38 @@ class ExampleResult:
         rankings: Of every contender that evicts, in each setting; none where they were not asked for.
     """
 
-    scores: tuple[Score, ...]
-    head_costs: tuple[HeadCosts, ...]
-    rankings: tuple[TokenRanking, ...]
+    scores: list[Score] = field(default_factory=list)
+    head_costs: list[HeadCosts] = field(default_factory=list)
+    rankings: list[TokenRanking] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Result):
     """One figure of the analysis of one example.
 
     Attributes:
-        setting: Of the example.
         analysis: `nestedness` or `leave_one_out`.
         quantity: `overlap` or `excess_missed_mass` of nestedness, `spearman` of leaving one out.
-        method: Whose sets or scores it is about.
-        seed: Of the method.
         budget: The smaller budget, of nestedness.
         larger_budget: The budget whose cache the smaller set was chosen from, of nestedness.
         value: The figure.
     """
 
-    setting: str
     analysis: str
     quantity: str
-    method: str
-    seed: int
-    budget: int | None
-    larger_budget: int | None
     value: float
+    budget: int | None = None
+    larger_budget: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AnalysisResult:
-    """What the analysis of one example came to.
+    """Everything that the analysis of one example comes to.
 
     Attributes:
         scores: `missed_mass` and `reward_correlation`.
-        findings: What is no score.
+        findings: All other figures.
     """
 
-    scores: tuple[Score, ...]
-    findings: tuple[Finding, ...]
+    scores: list[Score] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)

@@ -9,7 +9,7 @@ same slots for all; positions stay those of the original sequence. What to keep 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,49 @@ from kvpolicy.models.rotary import Rotary
 
 _MOST_PADDING = 2
 """Slots that rows of one attention call have for each entry of the row that holds fewest."""
+
+
+@runtime_checkable
+class Continuable(Protocol):
+    """A batch of caches that tokens can follow: compacted once, or by itself as it grows."""
+
+    @property
+    def num_rows(self) -> int:
+        """Caches in the batch."""
+
+    def run(
+        self,
+        model: LanguageModel,
+        token_ids: Int[Tensor, "row token"],
+        positions: Int[Tensor, "row token"],
+        num_logits: int,
+    ) -> Float[Tensor, "row logit vocab"]:
+        """Run new tokens, append their entries, and return the logits after the last of them."""
+
+    def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
+        """Forget all other rows."""
+
+
+def run_alike(
+    model: LanguageModel,
+    cache: Continuable,
+    token_ids: Int[Tensor, "token"],
+    *,
+    first_position: int,
+    num_logits: int | None = None,
+) -> Float[Tensor, "row logit vocab"]:
+    """Run the same tokens on every row, and return the logits after the last of them, or after each.
+
+    Args:
+        model: The model.
+        cache: The rows.
+        token_ids: New tokens.
+        first_position: Original position of the first of them.
+        num_logits: After how many of the last tokens to return next-token logits; None for all.
+    """
+    num_tokens = len(token_ids)
+    ids, positions = (row.expand(cache.num_rows, -1) for row in (token_ids, first_position + torch.arange(num_tokens)))
+    return cache.run(model, ids, positions, num_logits=num_tokens if num_logits is None else num_logits)
 
 
 class _Block(NamedTuple):

@@ -1,38 +1,18 @@
 """Greedy decoding of a batch of caches."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from kvpolicy.inference.cache import Continuable
 from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.text.chat_format import end_ids
 
 # Looking at an answer means detokenising it, so it is done every few tokens only.
 _TOKENS_BETWEEN_LOOKS = 8
-
-
-@runtime_checkable
-class Continuable(Protocol):
-    """A batch of caches that tokens can follow: compacted once, or by itself as it grows."""
-
-    @property
-    def num_rows(self) -> int:
-        """Caches in the batch."""
-
-    def run(
-        self,
-        model: LanguageModel,
-        token_ids: Int[Tensor, "row token"],
-        positions: Int[Tensor, "row token"],
-        num_logits: int,
-    ) -> Float[Tensor, "row logit vocab"]:
-        """Run new tokens, append their entries, and return the logits after the last of them."""
-
-    def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
-        """Forget all other rows."""
 
 
 def decode_greedily(

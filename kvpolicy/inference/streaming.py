@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvpolicy.attention.rotary_proof import read_rotary
 from kvpolicy.errors import InputError
-from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.methods.base import Method, kept_by_method
 from kvpolicy.methods.ranking import NOT_KEPT, check_budget
 from kvpolicy.models.language_model import LanguageModel
@@ -261,16 +261,10 @@ def token_losses(
     losses = []
     for start in range(0, num_tokens - 1, _LOGITS_TOKENS):
         following = token_ids[start + 1 : start + 1 + _LOGITS_TOKENS].to(model.device)
-        logits = _run_next(model, caches, token_ids[start : start + len(following)]).float()
+        tokens = token_ids[start : start + len(following)]
+        logits = run_alike(model, caches, tokens, first_position=caches.num_seen_tokens).float()
         losses.append(logits.logsumexp(dim=-1) - logits[:, torch.arange(len(following)), following])
     return torch.cat(losses, dim=1)
-
-
-def _run_next(model: LanguageModel, caches: StreamedCaches, token_ids: Tensor) -> Float[Tensor, "row token vocab"]:
-    """Run the next tokens, the same in all rows; logits after each of them."""
-    shape = (caches.num_rows, len(token_ids))
-    positions = caches.num_seen_tokens + torch.arange(len(token_ids))
-    return caches.run(model, token_ids.expand(shape), positions.expand(shape), num_logits=len(token_ids))
 
 
 def _queries_of(method: Method, interval_tokens: int) -> int:
