@@ -21,12 +21,11 @@ from kvpolicy.evaluation import (
     EvaluatedExample,
     ExampleResult,
     HeadCosts,
-    Score,
     TokenRanking,
     evaluate_examples,
 )
 from kvpolicy.methods.registry import METHODS, make_method, method_type
-from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.scores import ExampleScore, Score
 from kvpolicy.seeds import derive_seed
 from kvpolicy.text.encoded_sample import EncodedSample
 from kvpolicy.text.protocol import cut_sample

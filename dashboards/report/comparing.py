@@ -7,9 +7,10 @@ from typing import Any
 from dashboards.figures.styles import made_from
 from dashboards.report.claims import ordered_metrics
 from dashboards.report.evaluation_rows import ReportRows, Training
-from kvpolicy.results.budget_curves import ExampleScore, resample_scores
+from kvpolicy.results.budget_curves import resample_scores
 from kvpolicy.results.comparisons import compare_methods
 from kvpolicy.results.objectives import ObjectiveOutcome, compare_objectives
+from kvpolicy.results.scores import ExampleScore
 from storage.catalog.catalog import Catalog
 from storage.catalog.stored_scores import stored_bootstrap, stored_scores
 

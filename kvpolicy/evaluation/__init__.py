@@ -9,7 +9,6 @@ from kvpolicy.evaluation.results import (
     ExampleResult,
     Finding,
     HeadCosts,
-    Score,
     TokenRanking,
 )
 
@@ -21,7 +20,6 @@ __all__ = [
     "ExampleResult",
     "Finding",
     "HeadCosts",
-    "Score",
     "TokenRanking",
     "analyse_example",
     "evaluate_example",

@@ -18,9 +18,10 @@ from kvpolicy.analysis.ranks import spearman
 from kvpolicy.analysis.reward import recompute_importance, reward_survival
 from kvpolicy.evaluation.caches import row_batches, scores_of
 from kvpolicy.evaluation.contexts import PreparedContext, Ranked, prepare_contexts
-from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding, Score
+from kvpolicy.evaluation.results import AnalysisResult, Contender, Finding
 from kvpolicy.methods.ranking import kept_positions
 from kvpolicy.models.language_model import LanguageModel
+from kvpolicy.results.scores import Score
 from kvpolicy.text.encoded_sample import EncodedSample
 
 NUM_LEFT_OUT = 32

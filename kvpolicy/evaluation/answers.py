@@ -13,10 +13,10 @@ from torch import Tensor
 from kvpolicy.benchmarks.scoring import answer_metric, score_answer
 from kvpolicy.evaluation.caches import RowBatch, scores_of
 from kvpolicy.evaluation.contexts import PreparedContext
-from kvpolicy.evaluation.results import Score
 from kvpolicy.inference.batching import rows_that_fit
 from kvpolicy.inference.cache import CompactedCache
 from kvpolicy.inference.decoding import decode_greedily
+from kvpolicy.results.scores import Score
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

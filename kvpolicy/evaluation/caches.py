@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.evaluation.contexts import Ranked
-from kvpolicy.evaluation.results import Score
 from kvpolicy.inference.batching import rows_that_fit
 from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
+from kvpolicy.results.scores import Score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.methods.base import Method
+from kvpolicy.results.scores import Result, Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,30 +15,6 @@ class Contender:
 
     method: Method
     seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Anything that one contender comes to on one example.
-
-    Attributes:
-        setting: Which of the example's contexts it is of.
-        method: The contender's method.
-        seed: The contender's seed.
-    """
-
-    setting: str
-    method: str
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score(Result):
-    """One figure of one example."""
-
-    budget: int
-    metric: str
-    value: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,22 +14,8 @@ from jaxtyping import Float
 
 from kvpolicy.errors import InputError
 from kvpolicy.names import MEAN_TASK
+from kvpolicy.results.scores import ExampleScore
 from kvpolicy.results.statistics import Bootstrap, Interval, Resamples
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExampleScore:
-    """One figure of one example, with where it belongs."""
-
-    sample_id: str
-    benchmark: str
-    task: str
-    setting: str
-    method: str
-    seed: int
-    budget: int
-    metric: str
-    value: float
 
 
 @dataclass(frozen=True, kw_only=True)

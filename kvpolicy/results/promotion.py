@@ -22,9 +22,9 @@ import numpy as np
 
 from kvpolicy.config.settings import NotNegative, Settings
 from kvpolicy.errors import InputError
-from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE, verdict_on
 from kvpolicy.results.metrics import FIDELITY
+from kvpolicy.results.scores import ExampleScore
 from kvpolicy.results.statistics import Bootstrap, Interval
 
 LEAST_KL = 1e-3  # nats

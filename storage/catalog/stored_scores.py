@@ -6,7 +6,7 @@ No task: nothing is recorded when they are compared again.
 import json
 from dataclasses import fields
 
-from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.scores import ExampleScore
 from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.catalog import Catalog
 from storage.tables.lance_table import quote

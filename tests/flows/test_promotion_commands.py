@@ -12,8 +12,8 @@ from outcomes import assert_refused, catalog
 
 from flows.display.run_artifact import decision_line, run_markdown
 from kvpolicy.names import CHAMPION
-from kvpolicy.results.budget_curves import ExampleScore
 from kvpolicy.results.promotion import PromoteConfig, decide_promotion
+from kvpolicy.results.scores import ExampleScore
 from kvpolicy.results.statistics import Bootstrap
 from storage.catalog.promotions import read_history
 from storage.home import Home

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvpolicy.results.budget_curves import ExampleScore
+from kvpolicy.results.scores import ExampleScore
 
 TASKS = ("vt",) * 3 + ("cwe",) * 5
 BOOTSTRAP = {"seed": 0, "num_resamples": 500, "confidence": 0.95}

@@ -40,7 +40,8 @@ for package in (kvpolicy.config, kvpolicy.results):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 import dashboards.app.server, dashboards.report.comparing, dashboards.report.writing
-from kvpolicy.results.budget_curves import ExampleScore, resample_scores
+from kvpolicy.results.budget_curves import resample_scores
+from kvpolicy.results.scores import ExampleScore
 from kvpolicy.results.comparisons import compare_methods
 from kvpolicy.results.statistics import Bootstrap
 scores = [

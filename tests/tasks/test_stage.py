@@ -17,7 +17,7 @@ from storage.errors import StorageError
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
 from tasks.framework.references import ModelRef, PromptsRef, SnapshotRef
-from tasks.framework.stage import _CHANGES_NO_RESULT, Stage, find_completed, run_stage, stage_task
+from tasks.framework.stage import _CHANGES_NO_RESULT, Stage, find_completed, loaded_code, run_stage, stage_task
 from tasks.publish import EvaluationWork
 from tasks.train import training_stage
 
@@ -163,6 +163,15 @@ def test_code_that_changes_no_result_changes_no_key():
         "kvpolicy.objectives.cost",
         "tasks.inputs.stored_traces",
     } <= covered
+
+
+@pytest.mark.parametrize("module", ["tasks.evaluate", "tasks.analyse"])
+def test_a_change_of_how_scores_are_added_up_evaluates_nothing_again(module):
+    covered = loaded_code(module)
+    assert "kvpolicy.results.scores" in covered
+    assert not {"kvpolicy.results.statistics", "kvpolicy.results.comparisons", "kvpolicy.results.metrics"} & set(
+        covered
+    )
 
 
 def test_a_stage_runs_what_its_request_chooses_and_no_other_choice():
