@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dashboards.app.choosing import FindServices, choose_evaluation, choose_place, lineage_link, mlflow_link, origin
-from dashboards.app.content import Nothing, Page, numbers_file
+from dashboards.app.content import Nothing, Page
 from dashboards.app.difference_panels import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
-from dashboards.figures.curves import draw_panel
+from dashboards.figures.curves import draw_panel, points_table
 from dashboards.figures.drawing import Figure
-from dashboards.figures.points import points_table
 from dashboards.figures.series import Panel, band_note, direction, make_panels, split_full, task_label
 from dashboards.figures.styles import heuristics, in_order, method_order, metric_label, metric_order, short_metric
 from dashboards.rendering.table import Cell, Table, table
@@ -96,7 +95,9 @@ def _differences_figure(
 
 
 def curves_file(records: Records, selection: Selection) -> str:
-    """The numbers of the page as a CSV file."""
+    """The numbers of the page as the text of a CSV file."""
+    import pandas as pd
+
     chosen = _choose(records, selection)
     differences = {(method, entry.budget): entry for method, entries in chosen.differences.items() for entry in entries}
     panel, rows = chosen.panel, []
@@ -113,7 +114,8 @@ def curves_file(records: Records, selection: Selection) -> str:
         "benchmark", "setting", "task", "metric", "method", "budget", "value", "ci_low", "ci_high", "n", "num_seeds",
         "best_heuristic", "difference", "difference_low", "difference_high",
     )  # fmt: skip
-    return numbers_file(columns, rows)
+    text: str = pd.DataFrame(rows, columns=columns).to_csv(index=False)
+    return text
 
 
 def _choose(records: Records, selection: Selection) -> _Chosen:

@@ -10,11 +10,10 @@ from dashboards.app.head_detail import head_figures
 from dashboards.app.records import Evaluation, Records
 from dashboards.app.selection import Selection, page_url
 from dashboards.figures.drawing import Figure
-from dashboards.figures.head_maps import HeadMap, Heads, cost_map, costs_by_method, draw_maps, ratio_colours
+from dashboards.figures.head_maps import SHAPES, HeadMap, Heads, cost_map, costs_by_method, draw_maps, ratio_colours
 from dashboards.figures.styles import heuristics
 from dashboards.rendering.formats import number
 from dashboards.rendering.table import Link, table
-from dashboards.report.head_rows import SHAPES
 
 BEST = "best"
 Costs = Mapping[str, Sequence[float]]

@@ -10,8 +10,7 @@ from dashboards.app.choosing import lineage_link
 from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records
 from dashboards.app.selection import Selection, page_url
-from dashboards.lineage.page import ends_of_runs, record_of
-from dashboards.lineage.picture import draw_lineage
+from dashboards.lineage.picture import draw_lineage, ends_of_runs, record_of
 from dashboards.rendering.formats import moment
 from dashboards.rendering.table import Cell, Link, Table, table
 from storage.errors import StorageError

@@ -1,4 +1,4 @@
-"""Budget curves: the lines of a panel with their bands, alone or beside other panels."""
+"""Budget curves: the lines of a panel with their bands, alone or beside other panels, and its points as a table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dashboards.figures.drawing import cell, log_axis, new_drawing, new_grid
-from dashboards.figures.series import Panel, value_axis, value_label
-from dashboards.figures.styles import method_order, style_of
+from dashboards.figures.series import Panel, Point, direction, value_axis, value_label
+from dashboards.figures.styles import method_order, metric_label, style_of
+from dashboards.rendering.formats import NOTHING, number, samples, with_interval
+from dashboards.rendering.table import Table, table
 from kvpolicy.names import LEARNED
 
 _COLUMNS = 3
@@ -112,3 +114,26 @@ def band(method: str, budgets: Sequence[int], lows: Sequence[float], highs: Sequ
         line={"width": 0, "color": style.colour},
         fillcolor=f"rgba({','.join(str(int(style.colour[i : i + 2], 16)) for i in (1, 3, 5))},{style.band_alpha})",
     )
+
+
+def points_table(panel: Panel, *, folded: bool = False) -> Table:
+    """Every point of a panel: methods by budgets."""
+    points = panel.points
+    counts = samples(point.num_samples for point in points.values())
+    exception = " A value alone has no interval: a task has one sample."
+    if all(point.has_interval for point in points.values()):
+        exception = ""
+    return table(
+        f"{panel.label}: {metric_label(panel.metric)}",
+        ("method", *map(str, panel.budgets)),
+        [(line.method, *(point_words(points.get((line.method, b))) for b in panel.budgets)) for line in panel.series],
+        note=f"Value [interval] by budget; {direction(panel.metric)}; {counts}.{exception}",
+        folded=folded,
+    )
+
+
+def point_words(point: Point | None) -> str:
+    """The value of a point with its interval, where there is one."""
+    if point is None:
+        return NOTHING
+    return with_interval(point.value, point.low, point.high) if point.has_interval else number(point.value)

@@ -16,7 +16,11 @@ from dashboards.rendering.formats import number
 
 _NAME = re.compile(r"L(\d+)\.H(\d+)")
 _MARK = "#e8590c"
-_BOX = ("lowerfence", "q1", "median", "q3", "upperfence")
+SHAPES = {
+    "zipf_slope": "Zipf slope",
+    "effective_tokens": "effective tokens",
+    "rank_deviation": "rank deviation",
+}
 _BOX = ("lowerfence", "q1", "median", "q3", "upperfence")
 
 

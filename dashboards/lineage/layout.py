@@ -9,6 +9,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
 _SWEEPS = 12
 _LANE = 0.4  # height of a lane, in heights of a node
 
@@ -99,18 +102,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 def _spread(column: Sequence[Item], wanted: Mapping[Item, float], sizes: Mapping[Item, float]) -> dict[Item, float]:
     """The heights nearest to the wanted ones (least squares) at which nothing overlaps and the order holds."""
-    offsets, offset = {}, 0.0
-    for previous, item in zip([None, *column], column, strict=False):
-        offset += 0.0 if previous is None else (sizes[previous] + sizes[item]) / 2
-        offsets[item] = offset
-    blocks: list[list[Item]] = []
-    centres: list[float] = []
-    for item in column:  # blocks that would pass one another move together
-        blocks.append([item])
-        centres.append(wanted[item] - offsets[item])
-        while len(blocks) > 1 and centres[-2] > centres[-1]:
-            last, centre = blocks.pop(), centres.pop()
-            weight = len(blocks[-1])
-            centres[-1] = (centres[-1] * weight + centre * len(last)) / (weight + len(last))
-            blocks[-1] += last
-    return {item: centre + offsets[item] for block, centre in zip(blocks, centres, strict=True) for item in block}
+    steps = [(sizes[upper] + sizes[lower]) / 2 for upper, lower in itertools.pairwise(column)]
+    offsets = np.cumsum([0.0, *steps])
+    moved = isotonic_regression([wanted[item] for item in column] - offsets).x + offsets
+    return dict(zip(column, moved.tolist(), strict=True))

@@ -6,18 +6,18 @@ its side. Nothing is computed here but means over seeds and ratios: differences,
 catalog's (`comparisons`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from operator import itemgetter
 
-from dashboards.figures.series import Panel
+from dashboards.figures.series import Panel, Point
 from dashboards.figures.styles import in_order, method_order, metric_order
+from dashboards.grouping import Row, grouped
 from dashboards.rendering.formats import counted, interval, listed, number, percent
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
 from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,25 +112,20 @@ def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Se
         panels: the curves of the same evaluation.
         learned: the methods whose claims are wanted.
     """
-    rows: dict[tuple[Any, ...], list[Row]] = {}
-    for row in comparisons:
-        task = row.get("task", MEAN_TASK)
-        key = (row["benchmark"], row["setting"], row["metric"], task, row["method"], row["budget"])
-        rows.setdefault(key, []).append(row)
-    claims = []
-    for panel in panels:
-        values = {key: point.value for key, point in panel.points.items()}
-        for method in learned:
-            for budget in panel.budgets:
-                matching = rows.get((panel.benchmark, panel.setting, panel.metric, panel.task, method, budget), [])
-                if matching and (method, budget) in values:
-                    claims.append(_claim(panel, matching, values, learned))
-    return claims
+    key_of = itemgetter("benchmark", "setting", "metric", "task", "method", "budget")
+    rows = grouped(({"task": MEAN_TASK} | dict(row) for row in comparisons), key_of)
+    return [
+        _claim(panel, rows[key], learned)
+        for panel in panels
+        for method, budget in product(learned, panel.budgets)
+        if (key := (panel.benchmark, panel.setting, panel.metric, panel.task, method, budget)) in rows
+        and (method, budget) in panel.points
+    ]
 
 
-def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], float], learned: Sequence[str]) -> Claim:
+def _claim(panel: Panel, rows: Sequence[Row], learned: Sequence[str]) -> Claim:
     method, budget = rows[0]["method"], rows[0]["budget"]
-    others = [_opponent(row, values.get((row["other"], budget))) for row in rows]
+    others = [_opponent(row, panel.points.get((row["other"], budget))) for row in rows]
     rivals = {row["other"] for row in rows if row["is_contest"]} - set(learned)
     sign = 1.0 if panel.metric in LOWER_IS_BETTER else -1.0
     return Claim(
@@ -140,7 +135,7 @@ def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], f
         task=panel.task,
         budget=budget,
         method=method,
-        value=values[method, budget],
+        value=panel.points[method, budget].value,
         baselines=tuple(
             sorted(
                 (other for other in others if other.method in rivals),
@@ -154,10 +149,10 @@ def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], f
     )
 
 
-def _opponent(row: Row, value: float | None) -> Opponent:
+def _opponent(row: Row, point: Point | None) -> Opponent:
     return Opponent(
         method=row["other"],
-        value=float("nan") if value is None else value,
+        value=float("nan") if point is None else point.value,
         difference=row["difference"],
         low=row["ci_low"],
         high=row["ci_high"],

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from dashboards.figures.curves import draw_panels
+from dashboards.figures.curves import draw_panels, points_table
 from dashboards.figures.drawing import Figure
-from dashboards.figures.points import points_table
 from dashboards.figures.series import Panel, band_note, direction, split_full
 from dashboards.figures.styles import setting_label, short_metric
+from dashboards.grouping import Place
 from dashboards.rendering.formats import number, sentence
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.view import Place, ReportView, section, short
+from dashboards.report.view import ReportView, section, short
 from kvpolicy.results.metrics import ANALYSES
 
 

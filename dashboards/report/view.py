@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import fsum
+from statistics import fmean
 
 from dashboards.figures.series import Panel, make_panels
 from dashboards.figures.styles import place_label, short_metric
+from dashboards.grouping import Place, grouped, place_of
 from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
 from dashboards.report.document import Block, Section
 from dashboards.report.evaluation_rows import ReportRows
 from kvpolicy.names import MEAN_TASK
-
-Place = tuple[str, str]
-"""A benchmark and a setting, which no figure mixes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,10 +80,8 @@ class ReportView:
     @cached_property
     def contexts(self) -> Mapping[Place, float]:
         """Mean tokens of context of the judged samples."""
-        by_place: dict[Place, list[int]] = {}
-        for row in self.rows.samples:
-            by_place.setdefault((row["benchmark"], row["setting"]), []).append(row["context_tokens"])
-        return {place: fsum(lengths) / len(lengths) for place, lengths in by_place.items()}
+        by_place = grouped(self.rows.samples, place_of)
+        return {place: fmean(row["context_tokens"] for row in rows) for place, rows in by_place.items()}
 
     def share(self, place: Place, budget: int) -> float | None:
         """A budget's share of the mean context, where its length is known."""

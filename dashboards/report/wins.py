@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dashboards.figures.points import point_words
+from dashboards.figures.curves import point_words
 from dashboards.figures.series import direction
 from dashboards.figures.styles import in_order, short_metric
+from dashboards.grouping import Place
 from dashboards.rendering.formats import NOTHING, interval, listed, number, percent
 from dashboards.rendering.table import Table, table
 from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
-from dashboards.report.view import Place, ReportView, describe, section, short
+from dashboards.report.view import ReportView, describe, section, short
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import UNDECIDED
 

@@ -22,8 +22,7 @@ from dashboards.rendering.pages import render_template
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Document, Prose, Section, missing, prose
 from dashboards.report.findings import findings_section
-from dashboards.report.head_rows import places_of, read_heads
-from dashboards.report.heads_section import heads_section
+from dashboards.report.heads_section import heads_section, places_of, read_heads
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.training_section import draw_courses
 from dashboards.report.view import ReportView
