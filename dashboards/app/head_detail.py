@@ -8,7 +8,7 @@ from dashboards.app.content import Nothing
 from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
-from dashboards.figures.drawing import GREY, Figure, log_axis, new_drawing
+from dashboards.figures.drawing import GREY, Figure, linear_axis, log_axis, new_drawing
 from dashboards.figures.styles import style_of
 from dashboards.rendering.formats import number
 from kvpolicy.names import LEARNED
@@ -66,7 +66,7 @@ def head_figures(
 
 
 def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure | Nothing:
-    drawing = new_drawing(legend_above=True, xaxis={"title": {"text": "training step"}, "rangemode": "tozero"})
+    drawing = new_drawing(legend_above=True, xaxis=linear_axis("training step"))
     values: list[float] = []
     for place, policy_set in enumerate(policy_sets):
         of_head = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]

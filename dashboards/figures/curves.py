@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboards.figures.drawing import cell, log_axis, new_drawing, new_grid
+from dashboards.figures.drawing import cell, linear_axis, log_axis, new_drawing, new_grid
 from dashboards.figures.series import Panel, Point, direction, value_axis, value_label
 from dashboards.figures.styles import method_order, metric_label, style_of
 from dashboards.rendering.formats import NOTHING, number, samples, with_interval
@@ -66,8 +66,7 @@ def _add_panel(
     drawing.update_xaxes(budget_axis(panel.budgets, log_budget=log_budget), **place)
     label = value_label(panel.metric, axis.floor, "<br>")
     values = [max(axis.bottom, point.value) for series in panel.series for point in series.points]
-    is_linear = {"type": "linear", "title": {"text": label}, "rangemode": "tozero"}
-    drawing.update_yaxes(log_axis(label, values) if panel.is_log else is_linear, **place)
+    drawing.update_yaxes(log_axis(label, values) if panel.is_log else linear_axis(label), **place)
 
 
 def budget_axis(

@@ -58,8 +58,8 @@ class Table:
 
 def table(
     title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
+    columns: Iterable[str],
+    rows: Iterable[Iterable[Cell]],
     *,
     note: str = "",
     num_labels: int = 1,
@@ -82,16 +82,16 @@ def table(
     Raises:
         ValueError: a row has more or fewer cells than there are columns.
     """
-    cells = tuple(tuple(row) for row in rows)
+    names, cells = tuple(columns), tuple(tuple(row) for row in rows)
     for row in cells:
-        if len(row) != len(columns):
-            raise ValueError(f"table {title!r}: {len(row)} cells for {len(columns)} columns")
+        if len(row) != len(names):
+            raise ValueError(f"table {title!r}: {len(row)} cells for {len(names)} columns")
     return Table(
         title=title,
-        columns=tuple(columns),
+        columns=names,
         rows=cells,
         note=note,
-        numeric=frozenset(range(num_labels, len(columns)) if numeric is None else numeric),
+        numeric=frozenset(range(num_labels, len(names)) if numeric is None else numeric),
         long=frozenset(long),
         folded=folded,
     )

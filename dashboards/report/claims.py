@@ -13,8 +13,8 @@ from operator import itemgetter
 
 from dashboards.figures.series import Panel, Point
 from dashboards.figures.styles import in_order, method_order, metric_order
-from dashboards.grouping import Row, grouped
-from dashboards.rendering.formats import counted, interval, listed, number, percent
+from dashboards.grouping import Place, Row, grouped
+from dashboards.rendering.formats import counted, listed, number, percent, with_interval
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
 from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
@@ -42,19 +42,23 @@ class Opponent:
     verdict: str
     confidence: float
 
+    @property
+    def difference_words(self) -> str:
+        """The difference with its interval."""
+        return with_interval(self.difference, self.low, self.high, signed=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One method at one budget.
 
     Attributes:
-        benchmark: of the curves.
-        setting: of the curves.
+        place: benchmark and setting of the curves.
         metric: of the curves.
         task: "mean", or one task.
         budget: in tokens.
         method: the claimed method.
-        value: its mean over samples and seeds.
+        point: its mean over samples and seeds, with its interval.
         baselines: what it should beat, the strongest first.
         oracle: the ranking by true importance, where it was judged.
         variants: the other own methods.
@@ -62,18 +66,22 @@ class Claim:
         seed_std: spread of its mean over seeds, where there are several.
     """
 
-    benchmark: str
-    setting: str
+    place: Place
     metric: str
     task: str
     budget: int
     method: str
-    value: float
+    point: Point
     baselines: tuple[Opponent, ...]
     oracle: Opponent | None
     variants: tuple[Opponent, ...]
     num_seeds: int
     seed_std: float | None
+
+    @property
+    def value(self) -> float:
+        """Its mean over samples and seeds."""
+        return self.point.value
 
     @property
     def not_beaten(self) -> tuple[Opponent, ...]:
@@ -129,13 +137,12 @@ def _claim(panel: Panel, rows: Sequence[Row], learned: Sequence[str]) -> Claim:
     rivals = {row["other"] for row in rows if row["is_contest"]} - set(learned)
     sign = 1.0 if panel.metric in LOWER_IS_BETTER else -1.0
     return Claim(
-        benchmark=panel.benchmark,
-        setting=panel.setting,
+        place=(panel.benchmark, panel.setting),
         metric=panel.metric,
         task=panel.task,
         budget=budget,
         method=method,
-        value=panel.points[method, budget].value,
+        point=panel.points[method, budget],
         baselines=tuple(
             sorted(
                 (other for other in others if other.method in rivals),
@@ -182,12 +189,12 @@ def claim_words(claim: Claim, share: float | None) -> str:
         best = claim.baselines[0]
         return (
             f"{at}: {claim.method} beats {_all_of(len(claim.baselines))}. The best of them, {best.method}, has "
-            f"{number(best.value)} against {number(claim.value)}: difference {_difference(best)}."
+            f"{number(best.value)} against {number(claim.value)}: difference {best.difference_words}."
         )
     parts = []
     for verdict, words in ((WORSE, "it is worse than"), (UNDECIDED, "undecided against")):
         if some := [other for other in claim.not_beaten if other.verdict == verdict]:
-            parts.append(f"{words} {listed(f'{other.method} (difference {_difference(other)})' for other in some)}")
+            parts.append(f"{words} {listed(f'{other.method} (difference {other.difference_words})' for other in some)}")
     return f"{at}: {claim.method} ({number(claim.value)}) does not beat every baseline: {'; '.join(parts)}."
 
 
@@ -243,7 +250,3 @@ def _some(claim: Claim) -> str:
         return "no baseline was judged"
     names = [claim.toughest.method, *(o.method for o in claim.not_beaten if o.method != claim.toughest.method)]
     return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} more"])
-
-
-def _difference(other: Opponent) -> str:
-    return f"{number(other.difference, signed=True)} {interval(other.low, other.high, signed=True)}"

@@ -54,9 +54,9 @@ def objective_comparisons(catalog: Catalog, rows: ReportRows) -> Iterator[dict[s
     outcomes_by_objective: dict[str, dict[int, ObjectiveOutcome]] = defaultdict(dict)
     for training in [*rows.trainings, *rows.other_trainings]:
         if _besides_objective(training) == _besides_objective(rows.trainings[0]):
-            outcomes_by_objective[training.objective][training.run["seed"]] = ObjectiveOutcome(
+            outcomes_by_objective[training.objective][training.seed] = ObjectiveOutcome(
                 objective=training.objective,
-                seed=training.run["seed"],
+                seed=training.seed,
                 heldout_cost=training.costs,
                 train_s=training.seconds,
             )

@@ -7,7 +7,17 @@ from typing import Any
 from plotly.colors import sample_colorscale
 
 from dashboards.figures.curves import budget_axis
-from dashboards.figures.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
+from dashboards.figures.drawing import (
+    GREY,
+    NAMES_AXIS,
+    SEQUENTIAL,
+    Figure,
+    cell,
+    error_bars,
+    linear_axis,
+    new_drawing,
+    new_grid,
+)
 from dashboards.figures.styles import in_order, method_order, style_of
 from dashboards.grouping import Place, Row, grouped, place_of
 from dashboards.rendering.formats import NOTHING, samples, with_interval
@@ -113,27 +123,19 @@ def _left_out(place: Place, rows: Sequence[Row]) -> Figure:
     ordered = sorted(rows, key=lambda row: (method_order(row["method"]), row["seed"], row["budget"] or 0))
     drawing = new_drawing(
         showlegend=False,
-        xaxis={
-            "title": {"text": "rank correlation of scores with the divergence"},
-            "zerolinecolor": GREY,
-            "rangemode": "tozero",
-        },
-        yaxis={"automargin": True, "autorange": "reversed", "type": "category"},
+        xaxis=linear_axis("rank correlation of scores with the divergence") | {"zerolinecolor": GREY},
+        yaxis=NAMES_AXIS,
     )
     for row in ordered:
         style = style_of(row["method"])
+        edge = {"color": style.colour, "width": 1}
         drawing.add_scatter(
             name=_name(row),
             x=[row["value"]],
             y=[_name(row)],
             error_x=_bars([row]),
             mode="markers",
-            marker={
-                "color": style.colour,
-                "symbol": style.symbol,
-                "size": 9,
-                "line": {"color": style.colour, "width": 1},
-            },
+            marker={"color": style.colour, "symbol": style.symbol, "size": 9, "line": edge},
         )
     numbers = table(
         title,

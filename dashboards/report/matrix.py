@@ -5,7 +5,7 @@ from operator import itemgetter
 
 import plotly.graph_objects as go
 
-from dashboards.figures.drawing import DIVERGING, Figure, cell, new_grid
+from dashboards.figures.drawing import COLOUR_BAR, DIVERGING, Figure, cell, new_grid
 from dashboards.figures.styles import in_order, short_metric
 from dashboards.grouping import Place, Row, grouped, place_of
 from dashboards.rendering.formats import NOTHING
@@ -70,7 +70,7 @@ def draw_matrices(
     """Methods by methods, one matrix a budget: confidence as colour, and a mark where the verdict is certain."""
     columns = min(_COLUMNS, len(budgets))
     titles = [f"{budget} tokens" for budget in budgets]
-    bar = {"title": {"text": "confidence"}, "thickness": 14, "outlinewidth": 0}
+    bar = COLOUR_BAR | {"title": {"text": "confidence"}}
     drawing = new_grid(
         titles,
         columns=columns,

@@ -53,7 +53,7 @@ class ReportView:
     def origin(self) -> Mapping[str, Sequence[str]]:
         """What the evaluation came from: words to ids."""
         rows = self.rows
-        trained = [training.run["run_id"] for training in rows.trainings]
+        trained = [training.run.id for training in rows.trainings]
         snapshots = [name for training in rows.trainings for name in training.snapshot_ids]
         sealed = [edge.source for edge in rows.graph.edges if edge.role == "output" and edge.target in snapshots]
         ids = {words: rows.input_ids([rows.run_id], kind) for words, kind in _READ.items()}
@@ -110,7 +110,7 @@ def short(place: Place) -> str:
 
 def describe(metric: str) -> Callable[[Claim], str]:
     """Words for where claims about a metric stand."""
-    return lambda claim: f"{short((claim.benchmark, claim.setting))}, {short_metric(metric)}"
+    return lambda claim: f"{short(claim.place)}, {short_metric(metric)}"
 
 
 _READ = {
