@@ -1,18 +1,35 @@
-"""Budget curves: the lines of a panel with their bands, alone or beside other panels, and its points as a table."""
+"""Budget curves: the lines of a panel with their bands, alone or beside others, its points as a table, and a web page.
+
+The page needs nothing else: plotly.js and every point are inside it. It holds one *view* for each panel and shows one
+at a time; the menus offer only what exists. A method that is hidden in the legend stays hidden when another view is
+chosen.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
 from dashboards.figures.drawing import cell, linear_axis, log_axis, new_drawing, new_grid
-from dashboards.figures.series import Panel, Point, direction, value_axis, value_label
-from dashboards.figures.styles import method_order, metric_label, style_of
+from dashboards.figures.series import (
+    Panel,
+    Point,
+    band_note,
+    direction,
+    split_full,
+    task_label,
+    value_axis,
+    value_label,
+)
+from dashboards.figures.styles import method_order, metric_label, setting_label, style_of
 from dashboards.rendering.formats import NOTHING, number, samples, with_interval
+from dashboards.rendering.pages import render_template
 from dashboards.rendering.table import Table, table
 from kvpolicy.names import LEARNED
 
 _COLUMNS = 3
+_MENUS = {"benchmark": "Benchmark", "setting": "Setting", "metric": "Metric", "task": "Task"}
 
 
 def draw_panel(panel: Panel, *, log_budget: bool = True) -> go.Figure:
@@ -136,3 +153,27 @@ def point_words(point: Point | None) -> str:
     if point is None:
         return NOTHING
     return with_interval(point.value, point.low, point.high) if point.has_interval else number(point.value)
+
+
+def render_page(panels: Sequence[Panel], title: str) -> str:
+    """The page as text; its views lie as JSON in the element `views`."""
+    return render_template(
+        "budget_curves.html",
+        title=title,
+        plotlyjs=get_plotlyjs(),
+        menus=_MENUS,
+        views=[_view(panel) for panel in panels],
+    )
+
+
+def _view(panel: Panel) -> dict[str, Any]:
+    kept, full_note = split_full(panel)
+    choice = {name: getattr(panel, name) for name in _MENUS}
+    labels = (panel.benchmark, setting_label(panel.setting), metric_label(panel.metric), task_label(panel.task))
+    notes = [direction(panel.metric), full_note, band_note([panel])]
+    return {
+        "choice": choice,
+        "words": dict(zip(_MENUS, labels, strict=True)),
+        "note": "; ".join(filter(None, notes)),
+        "figure": draw_panel(kept).to_plotly_json(),
+    }

@@ -12,12 +12,12 @@ from itertools import product
 from operator import itemgetter
 
 from dashboards.figures.series import Panel, Point
-from dashboards.figures.styles import in_order, method_order, metric_order
+from dashboards.figures.styles import competed_for, in_order, method_order, metric_order
 from dashboards.grouping import Place, Row, grouped
 from dashboards.rendering.formats import counted, listed, number, percent, with_interval
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
-from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,8 @@ def own_methods(curves: Iterable[Row]) -> list[str]:
 
 
 def ordered_metrics(metrics: Iterable[str]) -> list[str]:
-    """Those that are competed for, the leading one first; fidelity over the answer alone only without the other."""
-    there = sorted(set(metrics) - set(ANALYSES), key=metric_order)
-    return [name for name in there if name != "kl_answer" or "kl" not in there]
+    """Those that methods compete for, the leading one first."""
+    return competed_for(sorted(set(metrics), key=metric_order))
 
 
 def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Sequence[str]) -> list[Claim]:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from dashboards.grouping import Row
+from kvpolicy.results.objectives import ObjectiveRow
 from storage.catalog.catalog import Catalog
 from storage.catalog.run_differences import find_run
 from storage.errors import StorageError
@@ -100,7 +101,7 @@ class ReportRows:
     curves: Sequence[Row] = ()
     comparisons: Sequence[Row] = ()
     task_comparisons: Sequence[Row] = ()
-    objective_comparisons: Sequence[Row] = ()
+    objective_comparisons: Sequence[ObjectiveRow] = ()
     head_costs: Sequence[Row] = ()
     heads: Sequence[Row] = ()
     head_pairs: Sequence[Row] = ()

@@ -10,13 +10,14 @@ from statistics import fmean, stdev
 import plotly.graph_objects as go
 
 from dashboards.figures.drawing import Figure, cell, log_axis, new_grid
-from dashboards.grouping import Row, grouped
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import NOTHING, counted, duration, number, percent, with_interval
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, Section, missing, prose
 from dashboards.report.evaluation_rows import Training
 from dashboards.report.judged import agent_words
 from dashboards.report.view import ReportView, section
+from kvpolicy.results.objectives import ObjectiveRow
 
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
@@ -42,7 +43,7 @@ def _section(view: ReportView) -> Iterator[Block]:
         yield missing("seconds of training by step", "`kvp train` of this release adds them to the table metrics.")
     yield _outcomes(view, trainings)
     if view.rows.objective_comparisons:
-        yield _objectives(view.rows.objective_comparisons)
+        yield _objectives(view.rows.objective_comparisons, view.rows.trainings[0].objective)
     else:
         yield missing(
             "another objective with the judged policies' options, seeds and traces",
@@ -184,19 +185,16 @@ def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
     )
 
 
-def _objectives(comparisons: Sequence[Row]) -> Table:
+def _objectives(comparisons: Sequence[ObjectiveRow], evaluated: str) -> Table:
     return table(
         "Objectives with the judged policies' options, paired by head and seed",
         ("objective", "held-out cost [interval]", "minus the judged one [interval]", "heads that are better", "seeds"),
         [
             (
-                row["objective"] + (" (judged)" if row["is_judged"] else ""),
-                with_interval(row["cost"], row["cost_low"], row["cost_high"]),
-                NOTHING
-                if row["is_judged"]
-                else with_interval(row["difference"], row["ci_low"], row["ci_high"], signed=True),
-                NOTHING if row["is_judged"] else percent(row["heads_better"]),
-                str(row["num_seeds"]),
+                row.objective + (" (judged)" if row.objective == evaluated else ""),
+                with_interval(row.cost.mean, *row.cost.ends),
+                *_against(row, evaluated),
+                str(row.num_seeds),
             )
             for row in comparisons
         ],
@@ -204,3 +202,10 @@ def _objectives(comparisons: Sequence[Row]) -> Table:
         "other heads of this model and, where there are several, with other seeds. The learning rate is the judged "
         "policies'; another objective may do better with one of its own.",
     )
+
+
+def _against(row: ObjectiveRow, evaluated: str) -> tuple[str, str]:
+    """The difference to the evaluated policies' objective, and the share of heads that are better."""
+    if row.objective == evaluated:
+        return NOTHING, NOTHING
+    return with_interval(row.difference.mean, *row.difference.ends, signed=True), percent(row.heads_better)
