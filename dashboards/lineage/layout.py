@@ -8,6 +8,7 @@ lane; all flows of one group share its lane, so that a model that every run read
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -88,16 +89,12 @@ def _heights(
     heights = {item: float(index) for column in columns for index, item in enumerate(column)}
     for sweep in range(2 * _SWEEPS):
         for column in columns if sweep % 2 == 0 else columns[::-1]:
-            wanted = {item: _mean([heights[other] for other in neighbours[item]], heights[item]) for item in column}
+            wanted = {item: fmean([heights[other] for other in neighbours[item]] or [heights[item]]) for item in column}
             if sweep < _SWEEPS:  # first the order, then, with the order as it is, the heights
                 column.sort(key=wanted.__getitem__)
             heights |= _spread(column, wanted, sizes)
     top = min(height - sizes[item] / 2 for item, height in heights.items())
     return {item: height - top for item, height in heights.items()}
-
-
-def _mean(values: Sequence[float], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise
 
 
 def _spread(column: Sequence[Item], wanted: Mapping[Item, float], sizes: Mapping[Item, float]) -> dict[Item, float]:

@@ -56,11 +56,13 @@ class Drawing:
         title: what is drawn.
         svg: the element `svg`; node number i is the element with `data-group="i"`.
         groups: the nodes that each drawn node stands for.
+        aside: nodes that are left out.
     """
 
     title: str
     svg: str
     groups: tuple[tuple[LineageNode, ...], ...]
+    aside: tuple[LineageNode, ...]
 
 
 def draw_lineage(graph: LineageGraph) -> Drawing:
@@ -79,22 +81,24 @@ def draw_lineage(graph: LineageGraph) -> Drawing:
         for place, group in enumerate(grouped.groups)
     ]
     width = lefts[-1] - _GAP + _MARGIN
-    height = max(y for way in [*layout.ways, _centres(layout)] for _, y in way) * _STEP + _STEP / 2 + 2 * _MARGIN
+    lowest = max([*layout.heights, *(y for way in layout.ways for _, y in way)])
+    height = lowest * _STEP + _STEP / 2 + 2 * _MARGIN
     title = _title(graph, grouped)
     svg = render_template(
         "lineage.svg", title=title, width=f"{width:g}", height=f"{height:g}", flows=flows, nodes=nodes
     )
-    return Drawing(title=title, svg=svg, groups=grouped.groups)
+    shown = {node.id for group in grouped.groups for node in group}
+    aside = tuple(node for node in graph.nodes.values() if node.id not in shown)
+    return Drawing(title=title, svg=svg, groups=grouped.groups, aside=aside)
 
 
 def render_lineage_page(graph: LineageGraph) -> str:
     """The page as text; the records lie as JSON in the element `records`, a list for each drawn node."""
     drawing = draw_lineage(graph)
-    shown = {node.id for group in drawing.groups for node in group}
-    aside = [node for node in graph.nodes.values() if node.id not in shown]
     ends = ends_of_runs(graph)
-    records = [[record_of(node, ends) for node in group] for group in [*drawing.groups, *([node] for node in aside)]]
-    return render_template("lineage_file.html", drawing=drawing, aside=aside, records=records)
+    nodes = [*drawing.groups, *([node] for node in drawing.aside)]
+    records = [[record_of(node, ends) for node in group] for group in nodes]
+    return render_template("lineage_file.html", drawing=drawing, aside=drawing.aside, records=records)
 
 
 def ends_of_runs(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
@@ -115,10 +119,6 @@ def _title(graph: LineageGraph, grouped: GroupedGraph) -> str:
     (root,) = grouped.groups[0]
     words = {"up": "led to", "down": "came from", "around": "led to and came from"}[graph.direction]
     return f"What {words} {root.kind} {root.name} ({root.id})"
-
-
-def _centres(layout: Layout) -> list[tuple[int, float]]:
-    return list(zip(layout.layers, layout.heights, strict=True))
 
 
 def _y(height: float) -> float:
@@ -153,9 +153,11 @@ def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout)
     width = _RUN_WIDTH if node.kind == "run" else _ARTIFACT_WIDTH
     outcome = str(node.facts.get("outcome", "completed"))
     name = node.name + (", …" if len(group) > 1 and node.kind != "run" else "")
+    kind = node.kind if len(group) == 1 else f"{len(group)} {node.kind.removesuffix('s')}s"
+    room = int((width - 18) / _CHARACTER)  # characters of a line
     lines = [
-        ("kind", _kind(group) + ("" if outcome == "completed" else f", {outcome}")),
-        *(("name", line) for line in textwrap.wrap(name, _room(width), max_lines=2, placeholder=" …")),
+        ("kind", kind + ("" if outcome == "completed" else f", {outcome}")),
+        *(("name", line) for line in textwrap.wrap(name, room, max_lines=2, placeholder=" …")),
         ("id", node.id if len(group) == 1 else f"{node.id}, …"),
     ]
     first = _HEIGHT / 2 + 7 - _LINE * (len(lines) - 1) / 2  # the shapes have more room below than above
@@ -169,13 +171,3 @@ def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout)
         "middle": f"{width / 2:g}",
         "lines": [(word, f"{first + index * _LINE:g}", line) for index, (word, line) in enumerate(lines)],
     }
-
-
-def _kind(group: Sequence[LineageNode]) -> str:
-    kind = group[0].kind
-    return kind if len(group) == 1 else f"{len(group)} {kind.removesuffix('s')}s"
-
-
-def _room(width: float) -> int:
-    """Characters that a line of a label has room for."""
-    return int((width - 18) / _CHARACTER)

@@ -6,6 +6,7 @@ its side. Nothing is computed here but means over seeds and ratios: differences,
 catalog's (`comparisons`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -132,7 +133,18 @@ def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Se
 
 def _claim(panel: Panel, rows: Sequence[Row], learned: Sequence[str]) -> Claim:
     method, budget = rows[0]["method"], rows[0]["budget"]
-    others = [_opponent(row, panel.points.get((row["other"], budget))) for row in rows]
+    others = [
+        Opponent(
+            method=row["other"],
+            value=panel.points[other].value if (other := (row["other"], budget)) in panel.points else math.nan,
+            difference=row["difference"],
+            low=row["ci_low"],
+            high=row["ci_high"],
+            verdict=row["verdict"],
+            confidence=row["confidence"],
+        )
+        for row in rows
+    ]
     rivals = {row["other"] for row in rows if row["is_contest"]} - set(learned)
     sign = 1.0 if panel.metric in LOWER_IS_BETTER else -1.0
     return Claim(
@@ -152,18 +164,6 @@ def _claim(panel: Panel, rows: Sequence[Row], learned: Sequence[str]) -> Claim:
         variants=tuple(other for other in others if other.method in learned),
         num_seeds=int(rows[0]["num_seeds"]),
         seed_std=rows[0]["seed_std"],
-    )
-
-
-def _opponent(row: Row, point: Point | None) -> Opponent:
-    return Opponent(
-        method=row["other"],
-        value=float("nan") if point is None else point.value,
-        difference=row["difference"],
-        low=row["ci_low"],
-        high=row["ci_high"],
-        verdict=row["verdict"],
-        confidence=row["confidence"],
     )
 
 
@@ -210,9 +210,7 @@ def summary_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> 
     if len(won) == len(claims):
         return f"{start} beats every baseline at {_every(claims)}."
     where = listed(f"{claim.budget} tokens ({_some(claim)})" for claim in claims if not claim.wins)
-    if not won:
-        return f"{start} beats every baseline at none of {counted(len(claims), 'budget')}: not at {where}."
-    return f"{start} beats every baseline at {len(won)} of {counted(len(claims), 'budget')}: not at {where}."
+    return f"{start} beats every baseline at {len(won) or 'none'} of {counted(len(claims), 'budget')}: not at {where}."
 
 
 def oracle_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> str:
@@ -233,10 +231,10 @@ def oracle_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> s
 
 
 def _every(claims: Sequence[Claim]) -> str:
-    budgets = [claim.budget for claim in claims]
-    if len(budgets) == 1:
+    count, budgets = len(claims), [claim.budget for claim in claims]
+    if count == 1:
         return f"the one budget, {budgets[0]} tokens"
-    return f"every budget, {min(budgets)} to {max(budgets)} tokens ({len(budgets)} of {len(budgets)})"
+    return f"every budget, {min(budgets)} to {max(budgets)} tokens ({count} of {count})"
 
 
 def _all_of(count: int) -> str:
