@@ -1,4 +1,4 @@
-"""Tables for a terminal: methods by budgets, and what each stage took."""
+"""Tables for a terminal: methods by budgets, and the time of each stage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -59,7 +59,7 @@ def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
 
 
 def short_id(any_id: str) -> str:
-    """So much of the digest in an id that people can tell it from others."""
+    """The first characters of the digest in an id, by which people tell ids apart."""
     return any_id[-16:][:6]
 
 

@@ -20,7 +20,7 @@ _CARRIED = ("model", "evaluation")
 
 
 class Nothing(Exception):
-    """There is nothing to show: what is missing, and the command that makes it."""
+    """A page has nothing to show: names the missing data and the command that makes it."""
 
     def __init__(self, missing: str, remedy: str) -> None:
         super().__init__(missing)

@@ -1,4 +1,4 @@
-"""Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
+"""Page: budget curves of one evaluation, and differences between methods and the best heuristic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def curves_page(records: Records, find_services: FindServices, selection: Select
 
     Args:
         records: of the home.
-        find_services: tells whether MLflow's pages can be linked to.
+        find_services: gives MLflow's address where it runs.
         selection: its choices.
 
     Raises:
@@ -157,7 +157,7 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
 
 
 def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
-    """Each curve with what it is to the lineage and to MLflow."""
+    """Each curve with links to its lineage and its run in MLflow."""
     firsts = {(row["method"], row["seed"]): row for row in reversed(rows)}
     lines: list[list[Cell]] = [
         [

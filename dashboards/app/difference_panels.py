@@ -1,4 +1,4 @@
-"""How far methods are from the best heuristic, budget by budget."""
+"""Differences between methods and the best heuristic, budget by budget."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ class ShownHead:
 def head_figures(
     records: Records, evaluation: Evaluation, selection: Selection, shown: ShownHead
 ) -> list[Figure | Nothing]:
-    """The figures of a head; where something is missing, what makes it stands in its place.
+    """The figures of a head; in place of a missing one, the command that makes it.
 
     Args:
         records: of the home.

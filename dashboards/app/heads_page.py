@@ -1,4 +1,4 @@
-"""Page: what each KV head costs under a method, and what it gains over the best heuristic; one head in detail."""
+"""Page: cost of each KV head under a method, its gain over the best heuristic, and one head in detail."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def heads_page(records: Records, selection: Selection) -> Page:
 
 
 def _baseline(costs: Costs, rivals: Sequence[str], chosen: str) -> list[tuple[float, str]] | None:
-    """What each head is compared with: (cost, method); None where there is no heuristic."""
+    """The baseline of each head: (cost, method); None where there is no heuristic."""
     names = rivals if chosen == BEST else [chosen]
     if not names:
         return None
@@ -119,7 +119,7 @@ def _gain_map(
 def _detail(
     records: Records, evaluation: Evaluation, selection: Selection, shown: ShownHead, costs: Costs
 ) -> dict[str, object]:
-    """What the page shows of one head."""
+    """One head in detail."""
     name, head = shown.name, shown.head
     facts: list[tuple[Cell, ...]] = [
         (lineage_link(policy_set), number(row["heldout_cost"]), *(number(row[shape]) for shape in SHAPES))

@@ -21,7 +21,7 @@ _WAYS = [("around", "both"), ("up", "what it came from"), ("down", "what came fr
 _STEPS = [("2", "2 steps"), ("4", "4 steps"), ("8", "8 steps"), ("all", "all steps")]
 _NEWEST, _MOST_LISTED = 40, 200
 _Url = Callable[..., str]
-"""Gives the URL of this page with some choices changed."""
+"""Makes the URL of this page with some choices changed."""
 
 
 def lineage_page(records: Records, selection: Selection) -> Page:

@@ -1,6 +1,6 @@
-"""What pages read of a home: the catalog and the rankings of evaluations, and nothing else.
+"""The catalog and the stored rankings of a home, as the pages read them.
 
-What a completed run wrote never changes, so it is read once; lists of runs are read again whenever there is a new one.
+Rows of completed runs are immutable, so they are cached; lists of runs are read again after each new run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Evaluation:
 
     @property
     def choices(self) -> dict[str, str]:
-        """What chooses it in the URL of a page."""
+        """The choices in a URL that select it."""
         return {"model": self.model_id, "evaluation": self.id}
 
 
@@ -80,7 +80,7 @@ class ListedContext:
         task: its task.
         setting: query_aware or query_agnostic.
         num_tokens: tokens of the context.
-        budgets: at which it was judged.
+        budgets: at which it was evaluated.
         rankings: (method, seed) of its rankings, and the folder of each.
     """
 
@@ -103,11 +103,11 @@ class Records:
         self._remember = functools.lru_cache(_REMEMBERED)(lambda version, read, *given: read(*given))
 
     def _once(self, read: Callable[..., T], *given: Any) -> T:
-        """What a reader gives for some arguments, read once: it never changes."""
+        """Call a reader of immutable records, and cache its answer."""
         return cast("T", self._remember(None, read, *given))
 
     def _now(self, read: Callable[..., T], *given: Any) -> T:
-        """The same, read again whenever a run has been recorded."""
+        """Call a reader, and cache its answer until the next run is recorded."""
         return cast("T", self._remember(self.catalog.version(), read, *given))
 
     def evaluations(self) -> list[Evaluation]:
@@ -178,16 +178,16 @@ class Records:
         return [comparison.to_row() for comparison in compare_methods(tables, dict(trained))]
 
     def head_costs(self, evaluation: Evaluation) -> list[Row]:
-        """What each method's ranking costs each head."""
+        """Cost of each head under each method."""
         return self._of_run("head_costs", evaluation.run_id, _HEAD_COST)
 
     def inputs(self, evaluation: Evaluation) -> dict[str, str]:
-        """What its run read: role to artifact id."""
+        """Inputs of its run: role to artifact id."""
         edges = self._of_run("edges", evaluation.run_id)
         return {edge["name"]: edge["artifact_id"] for edge in edges if edge["role"] == "input"}
 
     def policy_sets(self, evaluation: Evaluation) -> list[str]:
-        """The policy sets that were judged, in the order of their seeds."""
+        """The policy sets that were evaluated, in the order of their seeds."""
         return [name for name in self.inputs(evaluation).values() if name.startswith("policy_set-")]
 
     def of_policy_set(self, table: str, policy_set_id: str) -> list[Row]:

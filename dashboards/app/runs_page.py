@@ -23,7 +23,7 @@ def runs_page(records: Records, find_services: FindServices, selection: Selectio
 
     Args:
         records: of the home.
-        find_services: tells which other pages runs can link to.
+        find_services: gives the services whose pages runs can link to.
         selection: its choices.
 
     Raises:
@@ -70,7 +70,7 @@ def _timeline(runs: Sequence[Row]) -> Figure:
     )
     drawing.update_layout(margin={"b": 36})
     span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
-    least = max(span.total_seconds() / 300, 0.01)  # what took no time at all is seen as well
+    least = max(span.total_seconds() / 300, 0.01)  # keeps runs of no time visible
     for outcome, alike in grouped(runs, itemgetter("outcome")).items():
         drawing.add_bar(
             name=outcome,
@@ -119,7 +119,7 @@ def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
 
 
 def _reason(run: Row) -> str | Link:
-    """What stands below an outcome: why a run failed, or which one it stands on or repeats."""
+    """Text below an outcome: the reason of a failure, or the run that was reused or repeated."""
     if run["reused_run_id"]:
         return lineage_link(run["reused_run_id"], f"as {run['reused_run_id'][:10]}…")
     return str(run["reason"])
@@ -176,7 +176,7 @@ def _model_name(records: Records, digest: str) -> str:
 
 
 def _decisions(records: Records) -> Table | None:
-    """Every challenger and what was decided, the newest first."""
+    """Every challenger with its decision, the newest first."""
     rows: list[dict[str, Cell]] = [
         {
             "when": moment(row["created_at"]),
@@ -185,7 +185,7 @@ def _decisions(records: Records) -> Table | None:
             "champion then": _policy_link(row["champion_before_id"]),
             "decision": f"{row['kind']}: {row['decision']}",
             "KL difference": _difference(row),
-            "judged by": lineage_link(row["evaluation_id"], "evaluation") if row["evaluation_id"] else "",
+            "evaluated by": lineage_link(row["evaluation_id"], "evaluation") if row["evaluation_id"] else "",
             "why": row["reason"],
         }
         for row in reversed(records.decisions())

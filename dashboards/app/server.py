@@ -1,7 +1,7 @@
 """The dashboard's server: one route a page, on this machine alone, and it only answers GET.
 
-Every figure is drawn by the plotly.js that comes with plotly, so that nothing is fetched from elsewhere. Whatever is
-wrong with a home while it is looked at is a message on the page.
+Every figure is drawn by the plotly.js that comes with plotly, so that nothing is fetched from elsewhere. A damaged home
+is reported on the page.
 """
 
 import functools
@@ -79,7 +79,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
         return Response(text, status_code=status, media_type="text/csv")
 
     def failed(request: Request, error: Exception) -> Response:
-        """Anything that no page expects: the server's log has all of it, and the page a sentence."""
+        """Answer an unexpected error: the page gets one sentence, the server's log the traceback."""
         status, headers = 500, None
         if isinstance(error, HTTPException):
             status, headers = error.status_code, error.headers
@@ -149,7 +149,7 @@ def _plotlyjs(request: Request) -> Response:
 
 
 def open_port(port: int) -> socket.socket:
-    """Listen on a port of this machine, before anything else is said to be there.
+    """Listen on a port of this machine; call it before the address is printed.
 
     Args:
         port: which; 0 for a free one.

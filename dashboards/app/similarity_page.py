@@ -1,4 +1,4 @@
-"""Page: how alike KV heads rank tokens, with heads that rank alike beside each other."""
+"""Page: rank correlations between KV heads, with heads that rank alike beside each other."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     correlations = Correlations.of_rows(pairs, heads)
     order = selection.one("order", "Order", _ORDERS)
     tree = correlations.tree()
-    # The first level at which heads form a group at all says most.
+    # By default the first level at which any heads form a group.
     default = next((one for one in _LEVELS if len(_groups(tree, float(one))) < len(correlations.names)), _LEVELS[-1])
     levels = [(one, one) for one in _LEVELS]
     level = selection.one("level", "Groups of heads with a correlation from", levels, default=default)

@@ -25,8 +25,8 @@ class Figure:
 
     Attributes:
         title: above it.
-        drawing: what plotly draws.
-        label: what is drawn, for those who cannot see it.
+        drawing: plotly's figure.
+        label: a description for readers who cannot see it.
         name: of the element and the files that are downloaded; the report numbers its figures instead.
         height: in pixels.
         note: below it.

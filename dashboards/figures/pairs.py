@@ -17,7 +17,7 @@ from dashboards.grouping import grouped
 from dashboards.rendering.formats import NOTHING, is_number, number
 from dashboards.rendering.table import Table, table
 
-_MOST_WITH_TREE = 256  # more heads are told apart neither in a tree nor by their names
+_MOST_WITH_TREE = 256  # a tree or names of more heads are not readable
 _MOST_TICKS = 45
 
 

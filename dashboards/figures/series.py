@@ -1,4 +1,4 @@
-"""From the rows of the catalog's `curves` table to what one plot or table shows.
+"""Rows of the catalog's `curves` table, sorted into the panels of plots and tables.
 
 A *panel* is everything that may share one pair of axes: one benchmark, setting, metric and task. Settings are never
 mixed, because every panel has exactly one. Nothing is drawn here.
@@ -151,7 +151,7 @@ def split_full(panel: Panel) -> tuple[Panel, str]:
 
 
 def value_label(metric: str, floor: float | None, line_break: str) -> str:
-    """What stands at the value axis, including what a logarithmic axis can't show in place."""
+    """The title of the value axis, with a remark on values that a logarithmic axis can't show in place."""
     lines = metric_label(metric).split(", ", 1)
     if floor is not None:
         lines.append(f"(values under {floor:.0e}, also 0, drawn at {floor:.0e})")
@@ -159,12 +159,12 @@ def value_label(metric: str, floor: float | None, line_break: str) -> str:
 
 
 def direction(metric: str) -> str:
-    """Which way is better."""
+    """Whether lower or higher values are better."""
     return "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
 
 
 def band_note(panels: Sequence[Panel]) -> str:
-    """What the bands and the lines stand for."""
+    """The meaning of the bands and the lines."""
     seeds: dict[str, int] = {}
     for panel in panels:
         for line in panel.series:

@@ -1,4 +1,4 @@
-"""How each method looks, and how settings and metrics are called, the same in every figure and table.
+"""The look of each method and the names of settings and metrics, the same in every figure and table.
 
 Colours are Paul Tol's "muted" scheme, which stays apart under the common colour-vision deficiencies; every method
 has a marker of its own as well, so that no figure depends on colour alone. A method that is not listed gets a style

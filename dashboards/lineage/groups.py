@@ -1,4 +1,4 @@
-"""A lineage graph as it is drawn: alike nodes as one group.
+"""A lineage graph with alike nodes as one group, for drawing.
 
 A pipeline reads and makes hundreds of parts (fragments, head groups, shards), each in a run of its own. Nodes of one
 kind that have the same place in the lineage are one group: the split is the coarsest in which the nodes of a group have

@@ -1,4 +1,4 @@
-"""Where the groups of a lineage graph are drawn: in layers from left to right, with lanes for flows that pass by.
+"""Layout of the groups of a lineage graph: layers from left to right, with lanes for flows that pass by.
 
 The usual steps of a layered drawing (Sugiyama, Tagawa and Toda 1981): layers by the longest way, order by the mean
 place of the neighbours, heights as near to the neighbours as the order allows. A flow over several layers runs in a

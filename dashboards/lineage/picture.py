@@ -50,10 +50,10 @@ def _lighter(colour: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A drawing and what is in it.
+    """A drawing and its nodes.
 
     Attributes:
-        title: what is drawn.
+        title: of the drawing.
         svg: the element `svg`; node number i is the element with `data-group="i"`.
         groups: the nodes that each drawn node stands for.
         aside: nodes that are left out.
@@ -111,7 +111,7 @@ def ends_of_runs(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def record_of(node: LineageNode, ends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """All that is known of a node, by name; `ends` from `ends_of_runs`."""
+    """All facts about a node, by name; `ends` from `ends_of_runs`."""
     return {"id": node.id, "kind": node.kind, "name": node.name, **node.facts, **ends.get(node.id, {})}
 
 
@@ -147,7 +147,7 @@ def _flow(
 
 
 def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout) -> dict[str, Any]:
-    """What the template draws of a group."""
+    """Values for the template of one group."""
     node = group[0]
     outline, fill = _look(node.kind)
     width = _RUN_WIDTH if node.kind == "run" else _ARTIFACT_WIDTH

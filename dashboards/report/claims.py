@@ -1,4 +1,4 @@
-"""Who wins, in words: the learned policies against every baseline and the oracle, budget by budget.
+"""Claims about wins, in words: the learned policies against every baseline and the oracle, budget by budget.
 
 A *baseline* is a method that evicts, does not know the future, and is not made from a policy set of ours: the
 heuristics, and what others learn. A method *beats* another where the interval of their paired difference excludes 0 on
@@ -23,7 +23,7 @@ from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
-    """What a claim is made against.
+    """The other side of a claim.
 
     Attributes:
         method: the other method.
@@ -61,8 +61,8 @@ class Claim:
         method: the claimed method.
         point: its mean over samples and seeds, with its interval.
         baselines: what it should beat, the strongest first.
-        oracle: the ranking by true importance, where it was judged.
-        variants: the other own methods.
+        oracle: the ranking by true importance, where it was evaluated.
+        variants: the other learned methods.
         num_seeds: of the method.
         seed_std: spread of its mean over seeds, where there are several.
     """
@@ -101,7 +101,7 @@ class Claim:
         return min(self.baselines, key=lambda other: ranks[other.verdict], default=None)
 
 
-def own_methods(curves: Iterable[Row]) -> list[str]:
+def learned_methods(curves: Iterable[Row]) -> list[str]:
     """Methods that are made from policy sets, the main one first."""
     learned = {row["method"] for row in curves if row["policy_set_id"].startswith("policy_set-")}
     return in_order(learned)
@@ -183,7 +183,7 @@ def claim_words(claim: Claim, share: float | None) -> str:
     """
     at = f"{claim.budget} tokens" + (f" ({percent(share)} of the context)" if share else "")
     if not claim.baselines:
-        return f"{at}: {claim.method} {number(claim.value)}; no baseline was judged here, so nothing is claimed."
+        return f"{at}: {claim.method} {number(claim.value)}; no baseline was evaluated here, so nothing is claimed."
     if claim.wins:
         best = claim.baselines[0]
         return (
@@ -242,8 +242,8 @@ def _all_of(count: int) -> str:
 
 
 def _some(claim: Claim) -> str:
-    """Whom a claim does not beat: two by name, of more the one that stands strongest."""
+    """Methods that a claim does not beat: two by name, of more the strongest one."""
     if claim.toughest is None:
-        return "no baseline was judged"
+        return "no baseline was evaluated"
     names = [claim.toughest.method, *(o.method for o in claim.not_beaten if o.method != claim.toughest.method)]
     return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} more"])

@@ -1,4 +1,4 @@
-"""What the catalog holds of one evaluation and of all that it came from: everything that a report is made of."""
+"""Rows of the catalog on one evaluation and its origin: all the data of a report."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ class Training:
 
     Attributes:
         run: its run in the lineage.
-        policy_set_id: what it made.
+        policy_set_id: its result.
         snapshot_ids: the traces that it read.
         part_run_ids: runs that trained its head groups.
-        seconds: what those took, added up.
+        seconds: time of all of them, added up.
         costs: held-out cost of each head.
         curve: rows of the table `metrics`.
     """
@@ -42,13 +42,13 @@ class Training:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """How it trained."""
+        """Its settings."""
         train: Mapping[str, Any] = self.run.facts["parameters"]["train"]
         return train
 
     @property
     def objective(self) -> str:
-        """What was minimised."""
+        """Name of the minimised objective."""
         return str(self.parameters["objective"])
 
     @property
@@ -62,12 +62,12 @@ class Training:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """Seed of its run."""
         return int(self.run.facts["seed"])
 
     @property
     def hardware(self) -> str:
-        """Where it ran."""
+        """Hardware of its run."""
         return str(self.run.facts["hardware"])
 
 
@@ -76,11 +76,11 @@ class ReportRows:
     """Rows of one evaluation.
 
     Attributes:
-        graph: what the evaluation came from.
+        graph: the lineage of the evaluation.
         evaluation_id: the evaluation.
         run_id: the run that made it.
         models: row of the table `models`, or none.
-        samples: what was judged.
+        samples: the evaluated samples.
         curves: budget curves.
         comparisons: every method against every other, mean over tasks.
         task_comparisons: the same within single tasks; rows have a `task` as well.
@@ -120,11 +120,11 @@ class ReportRows:
         return self.graph.nodes[self.run_id]
 
     def inputs(self, run_id: str, kind: str) -> list[LineageNode]:
-        """What a run read of one kind."""
+        """Artifacts of one kind that a run read."""
         return _inputs(self.graph, run_id, kind)
 
     def input_ids(self, run_ids: Iterable[str], kind: str) -> list[str]:
-        """Ids of what some runs read of one kind, each once."""
+        """Ids of artifacts of one kind that some runs read, each once."""
         return list(dict.fromkeys(node.id for run_id in run_ids for node in self.inputs(run_id, kind)))
 
 

@@ -1,4 +1,4 @@
-"""Section: what distinguishes KV heads, and what each method's ranking costs each of them."""
+"""Section: differences between KV heads, and the cost of each under each method."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,9 +150,9 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
             yield missing(f"a finite cost of any head ({short(place)})", "`kvp evaluate` of another model has some.")
             continue
         yield _cost_boxes(place, known, _cost_table(rows, place, known, [head.name for head in heads]))
-        others = [method for method in known if method not in view.own and method not in BOUNDS]
+        others = [method for method in known if method not in view.learned and method not in BOUNDS]
         others.sort(key=lambda method: float(np.nanmean(known[method])))
-        if shown := [*[method for method in view.own if method in known][:1], *others[:1]]:
+        if shown := [*[method for method in view.learned if method in known][:1], *others[:1]]:
             yield _cost_maps(place, heads, {method: known[method] for method in shown})
 
 

@@ -1,4 +1,4 @@
-"""Section: who beats whom at which budget, with what confidence."""
+"""Section: wins of every method over every other by budget, with their confidence."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -37,7 +37,8 @@ def matrix_section(view: ReportView) -> Iterator[Block]:
         if metrics := ordered_metrics(by_metric):
             yield _picture(place, metrics[0], by_metric[metrics[0]])
         else:
-            yield missing(f"two methods that compete ({short(place)})", "Judge several with `kvp evaluate --methods`.")
+            remedy = "Evaluate several with `kvp evaluate --methods`."
+            yield missing(f"two methods that compete ({short(place)})", remedy)
 
 
 def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Figure:

@@ -1,4 +1,4 @@
-"""Section: how the policies learned, and what other objectives reach on the same traces."""
+"""Section: training of the policies, against other objectives on the same traces."""
 
 import json
 import math
@@ -14,8 +14,8 @@ from dashboards.grouping import grouped
 from dashboards.rendering.formats import NOTHING, counted, duration, number, percent, with_interval
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, Section, missing, prose
+from dashboards.report.evaluated_section import agent_words
 from dashboards.report.evaluation_rows import Training
-from dashboards.report.judged import agent_words
 from dashboards.report.view import ReportView, section
 from kvpolicy.results.objectives import ObjectiveRow
 
@@ -46,7 +46,7 @@ def _section(view: ReportView) -> Iterator[Block]:
         yield _objectives(view.rows.objective_comparisons, view.rows.trainings[0].objective)
     else:
         yield missing(
-            "another objective with the judged policies' options, seeds and traces",
+            "another objective with the evaluated policies' options, seeds and traces",
             "`kvp ablate` with the same options trains them.",
         )
 
@@ -156,7 +156,7 @@ def _course(training: Training) -> str:
 
 
 def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
-    judged = {training.policy_set_id for training in view.rows.trainings}
+    evaluated = {training.policy_set_id for training in view.rows.trainings}
     rows = []
     for first, *others in _groups(trainings):
         group = [first, *others]
@@ -172,7 +172,7 @@ def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
             "std over seeds [least, most]": ends,
             "worst head": number(max(max(training.costs, default=math.nan) for training in group)),
             "time": duration(fmean(training.seconds for training in group)),
-            "judged here": "yes" if any(training.policy_set_id in judged for training in group) else "no",
+            "evaluated here": "yes" if any(training.policy_set_id in evaluated for training in group) else "no",
         }
         rows.append(row)
     return table(
@@ -187,11 +187,11 @@ def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
 
 def _objectives(comparisons: Sequence[ObjectiveRow], evaluated: str) -> Table:
     return table(
-        "Objectives with the judged policies' options, paired by head and seed",
-        ("objective", "held-out cost [interval]", "minus the judged one [interval]", "heads that are better", "seeds"),
+        "Objectives with the evaluated policies' options, paired by head and seed",
+        ("objective", "held-out cost [interval]", "minus the evaluated one [interval]", "better heads", "seeds"),
         [
             (
-                row.objective + (" (judged)" if row.objective == evaluated else ""),
+                row.objective + (" (evaluated)" if row.objective == evaluated else ""),
                 with_interval(row.cost.mean, *row.cost.ends),
                 *_against(row, evaluated),
                 str(row.num_seeds),
@@ -199,7 +199,7 @@ def _objectives(comparisons: Sequence[ObjectiveRow], evaluated: str) -> Table:
             for row in comparisons
         ],
         note="Lower is better. Heads are the sample: an interval says how far the mean over heads would move with "
-        "other heads of this model and, where there are several, with other seeds. The learning rate is the judged "
+        "other heads of this model and, where there are several, with other seeds. The learning rate is the evaluated "
         "policies'; another objective may do better with one of its own.",
     )
 

@@ -1,4 +1,4 @@
-"""One evaluation as sections look at it: its curves by benchmark and setting, its claims, and where all is from."""
+"""One evaluation as the sections of a report see it: curves by benchmark and setting, claims, and their origin."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from statistics import fmean
 from dashboards.figures.series import Panel, make_panels
 from dashboards.figures.styles import place_label, short_metric
 from dashboards.grouping import Place, grouped, place_of
-from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
+from dashboards.report.claims import Claim, learned_methods, make_claims, ordered_metrics
 from dashboards.report.document import Block, Section
 from dashboards.report.evaluation_rows import ReportRows
 from kvpolicy.names import MEAN_TASK
@@ -16,7 +16,7 @@ from kvpolicy.names import MEAN_TASK
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportView:
-    """What sections are made of.
+    """The content of sections.
 
     Attributes:
         rows: everything that was read.
@@ -35,23 +35,23 @@ class ReportView:
         return list(dict.fromkeys((panel.benchmark, panel.setting) for panel in self.panels))
 
     @cached_property
-    def own(self) -> list[str]:
-        """Methods made from this evaluation's policy sets."""
-        return own_methods(self.rows.curves)
+    def learned(self) -> list[str]:
+        """Methods that are made from this evaluation's policy sets."""
+        return learned_methods(self.rows.curves)
 
     @cached_property
     def claims(self) -> list[Claim]:
-        """Mean over tasks, of every own method."""
-        return make_claims(self.rows.comparisons, self.panels, self.own)
+        """Claims of every learned method, mean over tasks."""
+        return make_claims(self.rows.comparisons, self.panels, self.learned)
 
     @cached_property
     def task_claims(self) -> list[Claim]:
-        """Of single tasks."""
-        return make_claims(self.rows.task_comparisons, self.panels, self.own)
+        """Claims within single tasks."""
+        return make_claims(self.rows.task_comparisons, self.panels, self.learned)
 
     @cached_property
     def origin(self) -> Mapping[str, Sequence[str]]:
-        """What the evaluation came from: words to ids."""
+        """Origin of the evaluation: words to ids."""
         rows = self.rows
         trained = [training.run.id for training in rows.trainings]
         snapshots = [name for training in rows.trainings for name in training.snapshot_ids]
@@ -67,19 +67,19 @@ class ReportView:
         }
 
     def metrics(self, place: Place) -> list[str]:
-        """Metrics that are competed for in a place, the one that claims are about first; none where there are none."""
+        """Metrics that methods compete for in a place, the leading one first."""
         there = {panel.metric for panel in self.panels if (panel.benchmark, panel.setting) == place}
         return ordered_metrics(there)
 
     def panels_of(self, place: Place, metric: str) -> tuple[Panel | None, list[Panel]]:
-        """The mean over tasks, if it is there, and the single tasks."""
+        """The panel of the mean over tasks, if any, and those of single tasks."""
         panels = [p for p in self.panels if (p.benchmark, p.setting, p.metric) == (*place, metric)]
         mean = next((panel for panel in panels if panel.task == MEAN_TASK), None)
         return mean, [panel for panel in panels if panel.task != MEAN_TASK]
 
     @cached_property
     def contexts(self) -> Mapping[Place, float]:
-        """Mean tokens of context of the judged samples."""
+        """Mean tokens of context of the evaluated samples."""
         by_place = grouped(self.rows.samples, place_of)
         return {place: fmean(row["context_tokens"] for row in rows) for place, rows in by_place.items()}
 
@@ -115,7 +115,7 @@ def describe(metric: str) -> Callable[[Claim], str]:
 
 _READ = {
     "model": "model",
-    "judged prompts": "prompts",
+    "evaluated prompts": "prompts",
     "policy sets": "policy_set",
     "soft tokens": "soft_tokens",
     "request": "request",

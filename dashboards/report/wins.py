@@ -1,4 +1,4 @@
-"""Section: where the learned policies win, and where they do not, in words and in numbers."""
+"""Section: budgets at which the learned policies win or lose, in words and in numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
@@ -19,10 +19,10 @@ REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
 
 
 def headlines(view: ReportView) -> list[str]:
-    """The outcome in a few sentences: one for each own method, benchmark and setting, by the metric that leads."""
+    """The outcome in a few sentences: one for each learned method, benchmark and setting, by the metric that leads."""
     lines = []
     for place in view.places:
-        for method in view.own:
+        for method in view.learned:
             if claims := _lead_claims(view, place, method):
                 words = describe(claims[0].metric)
                 lines += [summary_words(claims, words), oracle_words(claims, words)]
@@ -32,8 +32,8 @@ def headlines(view: ReportView) -> list[str]:
 @section("claims", "Does the learned policy win?")
 def wins_section(view: ReportView) -> Iterator[Block]:
     """Does a learned policy beat every baseline, budget by budget; against whom it does not; how far the oracle is."""
-    if not view.own:
-        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
+    if not view.learned:
+        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and evaluates one.")
         return
     if not view.claims:
         yield missing("paired differences between methods, so nothing can be claimed", REMEDY)
@@ -46,7 +46,7 @@ def wins_section(view: ReportView) -> Iterator[Block]:
         "two, and neighbouring budgets err together."
     )
     for place in view.places:
-        for method in view.own:
+        for method in view.learned:
             yield from _of_place(view, place, method)
     if not view.task_claims:
         yield missing(

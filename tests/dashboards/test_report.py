@@ -148,7 +148,7 @@ def test_every_section_says_where_it_is_from_and_every_id_is_in_the_catalog(plan
             "evaluation",
             "run",
             "model",
-            "judged prompts",
+            "evaluated prompts",
             "policy sets",
             "code",
             "traces",
@@ -176,7 +176,7 @@ def test_nothing_planted_is_missing_but_the_reward(report):
         for line in block.lines
     ]
     assert [line.split(".")[0] for line in said] == [
-        "Not in this run: another objective with the judged policies' options, seeds and traces",
+        "Not in this run: another objective with the evaluated policies' options, seeds and traces",
         "Not in this run: future attention recomputed on compacted caches (ruler, query-agnostic)",
     ]
 

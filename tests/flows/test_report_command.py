@@ -26,7 +26,7 @@ def test_a_page_and_markdown_are_written_where_they_are_wanted(kvp_alone, home, 
     told = (out / "report.md").read_text()
     assert "kvp beats every baseline at 1 of 3 budgets: not at 64 tokens (snapkv) and 128 tokens (h2o)." in told
     assert "Within single tasks nothing is established: they have 4 samples" in told
-    assert "Objectives with the judged policies' options" in told
+    assert "Objectives with the evaluated policies' options" in told
     assert not (home.figures / EVALUATION.artifact_id).exists()
 
 

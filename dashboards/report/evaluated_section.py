@@ -1,4 +1,4 @@
-"""Section: what was judged, on what, and how what is judged was made."""
+"""Section: the evaluated methods, their samples, and their training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -14,8 +14,8 @@ from storage.catalog.run_differences import flat
 from storage.lineage.graph import LineageNode
 
 
-@section("judged", "What was judged")
-def judged_section(view: ReportView) -> Iterator[Block]:
+@section("evaluated", "What was evaluated")
+def evaluated_section(view: ReportView) -> Iterator[Block]:
     """Model, tasks, lengths, samples, seeds, budgets, settings, training and hardware."""
     yield prose("Everything below is computed from these samples, by this run, and from nothing else.")
     yield _setup(view)
@@ -72,7 +72,7 @@ def _shard_seconds(view: ReportView) -> str:
 
 def _samples(view: ReportView) -> Iterator[Block]:
     if not view.rows.samples:
-        yield missing("rows of the samples that were judged", "`kvp evaluate` writes them with every shard.")
+        yield missing("rows of the samples that were evaluated", "`kvp evaluate` writes them with every shard.")
         return
     yield table(
         "Samples",
@@ -129,10 +129,10 @@ def _methods(view: ReportView) -> Table:
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Block]:
     if not trainings:
-        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
+        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and evaluates one.")
         return
     yield table(
-        "Training of the judged policies",
+        "Training of the evaluated policies",
         ("policy set", "objective", "agent", "steps", "sequences a step", "seed", "time", "held-out cost", "hardware"),
         [
             (
