@@ -45,8 +45,7 @@ def _samples(evaluation: Evaluation) -> str:
 def choose_place(selection: Selection, rows: Sequence[Row]) -> list[Row]:
     """The rows of one benchmark and setting, which no figure mixes with others."""
     places = grouped(rows, place_of)
-    benchmarks = dict.fromkeys(sorted(benchmark for benchmark, _ in places))
-    benchmark = selection.one("benchmark", "Benchmark", [(name, name) for name in benchmarks])
+    benchmark = selection.one("benchmark", "Benchmark", sorted({benchmark for benchmark, _ in places}))
     settings = sorted(setting for benchmark_of_place, setting in places if benchmark_of_place == benchmark)
     setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
     return places[benchmark, setting]

@@ -1,5 +1,6 @@
 """Page: budget curves of one evaluation, and differences between methods and the best heuristic."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,14 +132,11 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
     task = selection.one("task", "Task", [(name, task_label(name)) for name in tasks])
     rows = [row for row in rows if row["task"] == task]
     scale = selection.one("scale", "Budget axis", _SCALES)
-    methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
-    seeds = sorted({row["seed"] for row in rows})
-    wanted = selection.several("seed", "Seeds", [(str(seed), str(seed)) for seed in seeds])
+    methods = selection.several("method", "Methods", in_order(row["method"] for row in rows))
+    wanted = selection.several("seed", "Seeds", map(str, sorted({row["seed"] for row in rows})))
     # A method of a single seed does not depend on it, so that there is no choice.
-    all_seeds: dict[str, set[int]] = {}
-    for row in rows:
-        all_seeds.setdefault(row["method"], set()).add(row["seed"])
-    of_seeds = [row for row in rows if str(row["seed"]) in wanted or len(all_seeds[row["method"]]) == 1]
+    num_seeds = Counter(method for method, _ in {(row["method"], row["seed"]) for row in rows})
+    of_seeds = [row for row in rows if str(row["seed"]) in wanted or num_seeds[row["method"]] == 1]
     drawn = [row for row in of_seeds if row["method"] in methods]
     if not drawn:
         raise Nothing(f"None of the chosen methods has seed {', '.join(wanted)}.", "")

@@ -68,7 +68,7 @@ def head_figures(
     seeds = [seed for name_of_method, seed in chosen.rankings if name_of_method == method]
     if not seeds:
         return [*figures, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
-    budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))
+    budget = int(selection.one("budget", "Budget", map(str, chosen.budgets)))
     context = records.context(chosen, [(method, seeds[0]), ORACLE])
     ranking = context.find(method, seeds[0]) if context else None
     if context is None or ranking is None:

@@ -36,8 +36,11 @@ def heads_page(records: Records, selection: Selection) -> Page:
     heads = Heads.of_rows(rows)
     costs = {name: values.tolist() for name, values in costs_by_method(rows, heads).items()}
     rivals = heuristics(rows)
-    method = selection.one("method", "Method", [(name, name) for name in costs])
-    baselines = [(BEST, "the best heuristic of each head"), *((name, name) for name in rivals if name != method)]
+    method = selection.one("method", "Method", costs)
+    baselines: list[str | tuple[str, str]] = [
+        (BEST, "the best heuristic of each head"),
+        *(name for name in rivals if name != method),
+    ]
     baseline = selection.one("baseline", "Against", baselines)
     options = [("", "none"), *((str(head), name) for head, name in enumerate(heads.names))]
     head = selection.one("head", "Head", options)

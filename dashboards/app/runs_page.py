@@ -32,10 +32,8 @@ def runs_page(records: Records, find_services: FindServices, selection: Selectio
     runs = records.runs()
     if not runs:
         raise Nothing("Nothing has run in this home yet.", "kvp run --preset smoke")
-    stages = dict.fromkeys(run["stage"] for run in reversed(runs))
-    stage = selection.one("stage", "Stage", [_ALL, *((name, name) for name in stages)])
-    outcomes = sorted({run["outcome"] for run in runs})
-    outcome = selection.one("outcome", "Outcome", [_ALL, *((name, name) for name in outcomes)])
+    stage = selection.one("stage", "Stage", [_ALL, *dict.fromkeys(run["stage"] for run in reversed(runs))])
+    outcome = selection.one("outcome", "Outcome", [_ALL, *sorted({run["outcome"] for run in runs})])
     wanted = [run for run in runs if stage in ("", run["stage"]) and outcome in ("", run["outcome"])]
     num_pages = max(1, -(-len(wanted) // _PER_PAGE))
     page = selection.number("page", default=1, least=1, most=num_pages)

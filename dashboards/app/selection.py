@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-Options = Iterable[tuple[str, str]]
-"""(value, label) of each option."""
+Options = Iterable[str | tuple[str, str]]
+"""(value, label) of each option, or a value that is its own label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Selection:
         self, name: str, label: str, options: Options, *, default: str | None = None, resets: Sequence[str] = ()
     ) -> str:
         """Add a menu with a single choice; by default the first of its options, of which there is at least one."""
-        known = tuple(options)
+        known = _labelled(options)
         values = [value for value, _ in known]
         fallback = values[0] if default is None else default
         wanted = next(iter(self.asked.get(name, ())), fallback)
@@ -65,7 +65,7 @@ class Selection:
 
     def several(self, name: str, label: str, options: Options) -> list[str]:
         """Add a menu with several choices; by default all of its options."""
-        known = tuple(options)
+        known = _labelled(options)
         values = [value for value, _ in known]
         wanted = self.asked.get(name, ())
         missing = [value for value in wanted if value not in values]
@@ -101,6 +101,10 @@ class Selection:
                 pairs += [(menu.name, value) for value in menu.chosen]
         pairs += [(name, str(value)) for name, value in changes.items() if value is not None]
         return page_url(page, pairs)
+
+
+def _labelled(options: Options) -> tuple[tuple[str, str], ...]:
+    return tuple((option, option) if isinstance(option, str) else option for option in options)
 
 
 def page_url(page: str, choices: Sequence[tuple[str, str | int]] | Mapping[str, str | int]) -> str:

@@ -62,8 +62,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     names = _head_names(records, evaluation, len(context.importance))
     heads = [(str(place), name) for place, name in enumerate(names)]
     head = int(selection.one("head", "Head", heads, default=str(most_selective_head(context))))
-    budgets = [(str(budget), str(budget)) for budget in context.budgets]
-    budget = int(selection.one("budget", "Budget", budgets))
+    budget = int(selection.one("budget", "Budget", map(str, context.budgets)))
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)
     window = _choose_window(selection, len(choice.ranks))
     return Page(
