@@ -110,7 +110,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
 
 
 async def _guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Add to every answer what a browser may do with it."""
+    """Add to every answer the headers that limit a browser."""
     answer = await call_next(request)
     answer.headers["Content-Security-Policy"] = _POLICY
     answer.headers["X-Content-Type-Options"] = "nosniff"

@@ -31,7 +31,7 @@ class Shaded:
     Attributes:
         text: its text; line breaks are kept, and marked.
         classes: of its look.
-        hint: what the pointer shows.
+        hint: text at the pointer.
     """
 
     text: str
@@ -104,7 +104,7 @@ def _choose_window(selection: Selection, num_tokens: int) -> range:
 
 
 def _window_links(selection: Selection, window: range, num_tokens: int) -> dict[str, str]:
-    """Which tokens are shown, and URLs of those before and after them; empty where there are none."""
+    """The range of the shown tokens, and URLs of those before and after them; empty where there are none."""
     first, stop = window.start, window.stop
     return {
         "window": f"tokens {first} to {stop - 1} of {num_tokens}" if num_tokens > len(window) else "",

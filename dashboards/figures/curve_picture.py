@@ -162,7 +162,7 @@ def _look(method: str) -> dict[str, Any]:
 
 
 def _draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
-    """Name every method of the panels once, below the figure, and say what the bands are."""
+    """Name every method of the panels once, below the figure, with a note on the bands."""
     methods = in_order(line.method for panel in panels for line in panel.series)
     handles = [Line2D([], [], markersize=6, **_look(method)) for method in methods]
     legend = figure.legend(

@@ -42,8 +42,8 @@ class HeadMap:
     """One value a head.
 
     Attributes:
-        values: in the order of heads; what is NaN is left empty.
-        texts: what the pointer shows.
+        values: in the order of heads; NaN is left empty.
+        texts: at the pointer.
         colours: plotly's scale, range and bar.
         title: above the map; may be empty.
     """
@@ -99,7 +99,7 @@ def draw_maps(heads: Heads, maps: Sequence[HeadMap], *, chosen: int | None = Non
 
     Args:
         heads: the heads.
-        maps: what is drawn of them.
+        maps: one or several of them.
         chosen: place of the head that is marked, if one is.
     """
     layers, rows = (1 + max(ends) for ends in zip(*heads.places, strict=True))

@@ -139,7 +139,7 @@ def value_axis(panel: Panel) -> ValueAxis:
 
 
 def split_full(panel: Panel) -> tuple[Panel, str]:
-    """A KL panel without the full cache, which is what KL is measured from, and a note that says so.
+    """A KL panel without the full cache, from which KL is measured, and a note on that.
 
     The note gives the largest value that is left out. Other panels, and one of the full cache alone, stay as they are.
     """

@@ -51,7 +51,7 @@ def group_alike(graph: LineageGraph) -> GroupedGraph:
 
 
 def _first_classes(root: str, nodes: Mapping[str, LineageNode], edges: list[LineageEdge]) -> dict[str, int]:
-    """By kind, by stage and outcome of a run, and by what an artifact is to its runs."""
+    """By kind, by stage and outcome of a run, and by the role of an artifact in its runs."""
     names: dict[str, set[str]] = {name: set() for name in nodes}
     for edge in edges:
         artifact = edge.source if edge.role == "input" else edge.target

@@ -61,7 +61,7 @@ def _way(layers: Sequence[int], source: int, target: int) -> list[Item]:
 
 
 def _layers(size: int, flows: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest way from a source; a source stands just before what it goes into first."""
+    """The longest way from a source; a source stands just before its first target."""
     before: list[list[int]] = [[] for _ in range(size)]
     after: list[list[int]] = [[] for _ in range(size)]
     for source, target in flows:

@@ -1,4 +1,4 @@
-"""Comparisons that the catalog does not have, made from what it has: within single tasks, and between objectives."""
+"""Comparisons within single tasks and between objectives, which the catalog lacks, made from its rows."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
