@@ -21,7 +21,7 @@ def methods(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the benchmarks and their tasks."""
     from flows.display.printing import print_records
-    from kvpolicy.benchmarks.registry import benchmark_names, tasks_of
+    from kvpolicy.benchmarks.registry import BENCHMARKS
 
     del home
     records = [
@@ -34,8 +34,8 @@ def benchmarks(home: HomeOption = None, as_json: JsonOption = False) -> None:
             "max_new_tokens": info.max_new_tokens,
             "description": info.description,
         }
-        for benchmark in benchmark_names()
-        for info in tasks_of(benchmark)
+        for name in BENCHMARKS.names
+        for info in BENCHMARKS[name].tasks
     ]
     print_records(records, as_json=as_json)
 

@@ -144,11 +144,8 @@ def _has_number(answer: str) -> bool:
 def _sample(request: SampleRequest, entry: _Entry, index: int) -> Sample:
     template = _TEMPLATES[request.task]
     (info,) = (info for info in TASKS if info.task == request.task)
-    return Sample(
-        sample_id=request.sample_id(index),
-        benchmark=BENCHMARK,
-        task=request.task,
-        split=request.split,
+    return request.sample(
+        index,
         context=template.context.replace("{context}", entry.context),
         question=template.question.replace("{input}", entry.input),
         answer_prefix=template.answer_prefix,

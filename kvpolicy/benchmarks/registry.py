@@ -8,8 +8,6 @@ from typing import Any
 
 from kvpolicy.benchmarks import choices, longbench, oasst2, ruler
 from kvpolicy.benchmarks.benchmark import Benchmark
-from kvpolicy.benchmarks.choices.fingerprint import fingerprint as _choices_fingerprint
-from kvpolicy.benchmarks.oasst2.fingerprint import fingerprint as _oasst2_fingerprint
 from kvpolicy.benchmarks.ruler.fingerprint import fingerprint as _ruler_fingerprint
 from kvpolicy.benchmarks.sample_request import SampleRequest
 from kvpolicy.benchmarks.task import TaskInfo
@@ -19,7 +17,7 @@ from kvpolicy.text.sample import Sample
 
 _OWN = (
     Benchmark(name=ruler.BENCHMARK, tasks=ruler.TASKS, write=ruler.ruler_samples, fingerprint=_ruler_fingerprint),
-    Benchmark(name=oasst2.BENCHMARK, tasks=oasst2.TASKS, write=oasst2.dialogues, fingerprint=_oasst2_fingerprint),
+    Benchmark(name=oasst2.BENCHMARK, tasks=oasst2.TASKS, write=oasst2.dialogues, fingerprint=oasst2.fingerprint),
     Benchmark(
         name=longbench.BENCHMARK,
         tasks=longbench.TASKS,
@@ -27,7 +25,7 @@ _OWN = (
         fingerprint=longbench.fingerprint,
     ),
     *(
-        Benchmark(name=task.benchmark, tasks=(task,), write=choices.questions, fingerprint=_choices_fingerprint)
+        Benchmark(name=task.benchmark, tasks=(task,), write=choices.questions, fingerprint=choices.fingerprint)
         for task in choices.TASKS
     ),
 )
@@ -47,11 +45,6 @@ def _problem(name: str, benchmark: Any) -> str:
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark", {benchmark.name: benchmark for benchmark in _OWN}, check=_problem
 )
-
-
-def benchmark_names() -> tuple[str, ...]:
-    """Names of all benchmarks."""
-    return BENCHMARKS.names
 
 
 def task_names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvpolicy.benchmarks.sources import DataFiles
 from kvpolicy.benchmarks.splits import stable_seed
+from kvpolicy.text.sample import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,11 @@ class SampleRequest:
     def sample_id(self, index: int) -> str:
         """Id of the sample at a place."""
         return f"{self.benchmark}/{self.task}/{self.split}/{self.seed}/{index}/{self.length_tokens}"
+
+    def sample(self, index: int, **parts: Any) -> Sample:
+        """Build the sample at a place from the other fields of a sample, by name."""
+        name = self.sample_id(index)
+        return Sample(sample_id=name, benchmark=self.benchmark, task=self.task, split=self.split, **parts)
 
     def rng(self, *parts: object) -> Random:
         """A generator for one thing that is drawn; other names, other numbers."""

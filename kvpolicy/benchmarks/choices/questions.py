@@ -9,7 +9,7 @@ when there is room for few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from kvpolicy.benchmarks.choices.items import Item, read_items
@@ -73,6 +73,13 @@ def questions(request: SampleRequest) -> Iterator[Sample]:
         index += 1
 
 
+def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:
+    """What a sample must not share with another split, read back from its prompt: passages, questions, exemplars."""
+    layout = LAYOUTS[sample.task]
+    *exemplars, passage = sample.context.removeprefix(layout.heading).split("\n\n")
+    return {"text": frozenset[str]().union(*map(layout.traced, [*exemplars, f"{passage}{sample.question}"]))}
+
+
 def _sample(request: SampleRequest, layout: Layout, item: Item, exemplars: list[Item], index: int) -> Sample | None:
     """The question after as many exemplars as fit; None where not even one does."""
     drawn = list(exemplars)
@@ -82,11 +89,8 @@ def _sample(request: SampleRequest, layout: Layout, item: Item, exemplars: list[
 
     def write(size: int) -> Sample:
         solved = "".join(layout.exemplar(exemplar) for exemplar in reversed(drawn[:size]))
-        return Sample(
-            sample_id=request.sample_id(index),
-            benchmark=request.benchmark,
-            task=request.task,
-            split=request.split,
+        return request.sample(
+            index,
             context=f"{layout.heading}{solved}{layout.passage(item)}",
             question=layout.question(item),
             answer_prefix=layout.answers,

@@ -16,7 +16,7 @@ The setting of arXiv 2602.10238 (OASST2-4k), which leaves open how conversations
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -103,6 +103,11 @@ def dialogues(request: SampleRequest) -> Iterator[Sample]:
             return
 
 
+def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:
+    """What a dialogue must not share with another split: its longer texts."""
+    return {"text": long_texts((*sample.context_turns, *sample.answer_turns))}
+
+
 def _chats(request: SampleRequest, conversations: list[Conversation], rng: Random) -> Iterator[_Chat]:
     """Filled chats, each in one language; which languages come when follows from the order of the conversations."""
     ordered = sorted(conversations, key=lambda conversation: (conversation.tree, conversation.turns))
@@ -144,11 +149,8 @@ def _sample(request: SampleRequest, chat: _Chat, index: int) -> Sample | None:
     while sum(tokens) >= FILLED_SHARE * chat.length_tokens:
         shares = {cut: sum(tokens[cut:]) / sum(tokens) for cut in range(1, len(turns))}
         cut = min(shares, key=lambda place: abs(shares[place] - FUTURE_SHARE))
-        sample = Sample(
-            sample_id=request.sample_id(index),
-            benchmark=BENCHMARK,
-            task=request.task,
-            split=request.split,
+        sample = request.sample(
+            index,
             context="\n\n".join(turns[:cut]),
             question="",
             answer_prefix="",

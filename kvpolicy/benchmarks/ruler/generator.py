@@ -66,18 +66,13 @@ def generate(
         return _plans(row, split=split, index=index, seed=seed, length_tokens=length, texts=texts)
 
     def sample_of(plan: Plan, size: int, length: int) -> Sample:
-        parts = plan.write(size)
         return Sample(
             sample_id=f"{BENCHMARK}/{task}/{split}/{seed}/{index}/{length}",
             benchmark=BENCHMARK,
             task=task,
             split=split,
-            context=parts.context,
-            question=parts.question,
-            answer_prefix=parts.answer_prefix,
-            answer=parts.answer,
-            references=parts.references,
             max_new_tokens=row.max_new_tokens,
+            **plan.write(size),
         )
 
     def tokens_of(plan: Plan, length: int, size: int) -> int:
@@ -111,7 +106,7 @@ def ruler_samples(request: SampleRequest) -> Iterator[Sample]:
     Raises:
         InputError: As `generate`, or a file is not what it should be.
     """
-    source = ruler_task(request.task).text
+    source = ruler_task(request.task).source
     texts = read_texts(DataFiles(files=request.files.of(source))) if source else _NO_TEXTS
     for index in count():
         yield generate(
@@ -134,7 +129,7 @@ def _plans(
     task: RulerTask, *, split: str, index: int, seed: int, length_tokens: int, texts: RulerTexts
 ) -> Sequence[Plan]:
     """The sample's plans, the preferred one first, the one that needs the fewest tokens last."""
-    own_seed = sample_seed(task=task.name, split=split, seed=seed, index=index, length_tokens=length_tokens)
+    own_seed = sample_seed(task=task.task, split=split, seed=seed, index=index, length_tokens=length_tokens)
     draw = Draw(seed=own_seed, split=split)
     if task.kind == "niah":
         return [plan_needles(task, draw, texts.sentences(task, split) if task.haystack == "essay" else ())]
@@ -144,7 +139,7 @@ def _plans(
         return plan_common_words(draw, length_tokens=length_tokens)
     if task.kind == "fwe":
         return [plan_frequent_words(draw, length_tokens=length_tokens)]
-    order_seed = stable_seed(BENCHMARK, task.name, split, seed)
+    order_seed = stable_seed(BENCHMARK, task.task, split, seed)
     return [plan_question(task, draw, texts.questions(task, split), index=index, order_seed=order_seed)]
 
 

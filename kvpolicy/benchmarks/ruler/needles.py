@@ -9,11 +9,11 @@ always at the first).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
-from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Plan
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 
@@ -25,100 +25,54 @@ def needle(kind: str, key: str, value: str) -> str:
     return f"One of the special magic {kind}s for {key} is: {value}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeedlePlan:
-    """A needle task with its needles drawn.
-
-    Attributes:
-        task: Row of the table.
-        keys: Keys of the needles.
-        values: Values of every key.
-        depths: Where each needle goes, as a share of the haystack; in the order of `needles`.
-        order: Order in which the needles appear.
-        queries: Keys that are asked for.
-        haystack: What surrounds the needles.
-    """
-
-    task: RulerTask
-    keys: tuple[str, ...]
-    values: tuple[tuple[str, ...], ...]
-    depths: tuple[float, ...]
-    order: tuple[int, ...]
-    queries: tuple[int, ...]
-    haystack: NoiseLines | NeedleLines | Essay
-
-    @property
-    def smallest(self) -> int:
-        """A haystack of one unit."""
-        return 1
-
-    @property
-    def largest(self) -> None:
-        """Every haystack is endless."""
-        return None
-
-    def write(self, size: int) -> Parts:
-        """The prompt with `size` units of haystack: lines, or words of an essay."""
-        kind = self.task.value_kind
-        needles = [
-            needle(kind, key, value) for key, values in zip(self.keys, self.values, strict=True) for value in values
-        ]
-        pieces = self.haystack.pieces(size)
-        # From the back, so that the places of those still to come stay valid.
-        for depth, index in reversed(list(zip(sorted(self.depths), self.order, strict=True))):
-            pieces.insert(int(depth * (len(pieces) + 1)), needles[index])
-        answers = tuple(value for index in self.queries for value in self.values[index])
-        asked = _listed([self.keys[index] for index in self.queries])
-        one = len(answers) == 1
-        some, hidden, asks, be = (
-            ("A", f"{kind} is", "What is the", "is") if one else ("Some", f"{kind}s are", "What are all the", "are")
-        )
-        name = kind if one else f"{kind}s"
-        return Parts(
-            context=f"{some} special magic {hidden} hidden within the following text. Make sure to memorize it. "
-            f"I will quiz you about the {name} afterwards.\n{self.haystack.joint.join(pieces)}\n",
-            question=f"{asks} special magic {name} for {asked} mentioned in the provided text?",
-            answer_prefix=f"The special magic {name} for {asked} mentioned in the provided text {be}",
-            answer=f" {_listed(answers)}.",
-            references=answers,
-        )
-
-
-def plan_needles(task: RulerTask, draw: Draw, essay_sentences: Sequence[str]) -> NeedlePlan:
-    """Draws the needles of a sample.
+def plan_needles(task: RulerTask, draw: Draw, essay_sentences: Sequence[str]) -> Plan:
+    """Draws the needles of a sample; a unit of haystack is a line, or a word of an essay.
 
     Args:
         task: A row of kind `niah`.
         draw: Randomness of the sample.
         essay_sentences: The sentences of the split, for essay haystacks.
     """
+    kind, per_key = task.value_kind, task.num_values
     keys = draw.take(task.key_kind, "keys", task.num_keys)
-    values = draw.take(task.value_kind, "values", task.num_keys * task.num_values)
-    rng = draw.rng("places")
+    values = draw.take(kind, "values", task.num_keys * per_key)
     haystack: NoiseLines | NeedleLines | Essay
     if task.haystack == "noise":
         haystack = NoiseLines()
     elif task.haystack == "needles":
-        others = (
-            needle(task.value_kind, key, value)
-            for key, value in zip(
-                draw.stream(task.key_kind, "other keys"), draw.stream(task.value_kind, "other values"), strict=False
-            )
-            if key not in keys and value not in values
+        others = zip(draw.stream(task.key_kind, "other keys"), draw.stream(kind, "other values"), strict=False)
+        haystack = NeedleLines(
+            Lazy(needle(kind, key, value) for key, value in others if key not in keys and value not in values)
         )
-        haystack = NeedleLines(Lazy(others))
     else:
         haystack = Essay(essay_sentences, start=draw.rng("essay").randrange(len(essay_sentences)))
-    per_key = task.num_values
-    return NeedlePlan(
-        task=task,
-        keys=tuple(keys),
-        values=tuple(tuple(values[i * per_key : (i + 1) * per_key]) for i in range(task.num_keys)),
-        depths=tuple(rng.random() for _ in values),
-        order=tuple(rng.sample(range(len(values)), len(values))),
-        queries=tuple(rng.sample(range(task.num_keys), task.num_queries)),
-        haystack=haystack,
-    )
+    needles = [needle(kind, keys[place // per_key], value) for place, value in enumerate(values)]
+    rng = draw.rng("places")
+    depths = sorted(rng.random() for _ in values)  # shares of the haystack
+    shuffled = rng.sample(needles, len(needles))
+    queries = rng.sample(range(task.num_keys), task.num_queries)
+    answers = tuple(value for key in queries for value in values[key * per_key : (key + 1) * per_key])
+    asked = _listed([keys[key] for key in queries])
+    if len(answers) == 1:
+        name, some, hidden, asks, be = kind, "A", f"{kind} is", "What is the", "is"
+    else:
+        name, some, hidden, asks, be = f"{kind}s", "Some", f"{kind}s are", "What are all the", "are"
+
+    def write(size: int) -> Mapping[str, Any]:
+        pieces = haystack.pieces(size)
+        # From the back, so that the places of those still to come stay valid.
+        for depth, hides in reversed(list(zip(depths, shuffled, strict=True))):
+            pieces.insert(int(depth * (len(pieces) + 1)), hides)
+        return {
+            "context": f"{some} special magic {hidden} hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {name} afterwards.\n{haystack.joint.join(pieces)}\n",
+            "question": f"{asks} special magic {name} for {asked} mentioned in the provided text?",
+            "answer_prefix": f"The special magic {name} for {asked} mentioned in the provided text {be}",
+            "answer": f" {_listed(answers)}.",
+            "references": answers,
+        }
+
+    return Plan(write=write)
 
 
 class NoiseLines:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The text fields of a sample; see `kvpolicy.text.sample.Sample`."""
-
-    context: str
-    question: str
-    answer_prefix: str
-    answer: str
-    references: tuple[str, ...]
-
-
-@runtime_checkable
-class Plan(Protocol):
+class Plan:
     """Everything random about one sample is decided; only the size of the haystack is open.
 
-    `write` is a pure function of the size: the same size gives the same text, whatever was written before.
+    Attributes:
+        write: Makes the text fields of a `kvpolicy.text.sample.Sample`, by name, with a number of units of haystack. A
+            pure function: the same size gives the same text, whatever was written before.
+        smallest: Units of haystack that the task needs at least.
+        largest: Units that there are, or None where the haystack is endless.
     """
 
-    @property
-    def smallest(self) -> int:
-        """Units of haystack that the task needs at least."""
-
-    @property
-    def largest(self) -> int | None:
-        """Units that there are, or None where the haystack is endless."""
-
-    def write(self, size: int) -> Parts:
-        """The texts with `size` units of haystack."""
+    write: Callable[[int], Mapping[str, Any]]
+    smallest: int = 1
+    largest: int | None = None
 
 
 class Lazy:

@@ -8,11 +8,12 @@ indispensable (there also HotpotQA's own distractors), so that short lengths wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
-from kvpolicy.benchmarks.ruler.prompt_plan import Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Plan
 from kvpolicy.benchmarks.ruler.tasks import RulerTask
-from kvpolicy.benchmarks.ruler.texts import Question, QuestionPool
+from kvpolicy.benchmarks.ruler.texts import QuestionPool
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 from kvpolicy.errors import InputError
 
@@ -21,46 +22,8 @@ _INSTRUCTION = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuestionPlan:
-    """A question answering sample; a unit of haystack is a distracting paragraph.
-
-    Attributes:
-        question: What is asked.
-        distractors: Paragraphs in the order in which they fill the length.
-        places: A sort key for every paragraph, the gold ones first.
-    """
-
-    question: Question
-    distractors: tuple[str, ...]
-    places: tuple[float, ...]
-
-    @property
-    def smallest(self) -> int:
-        """The gold paragraphs alone."""
-        return 0
-
-    @property
-    def largest(self) -> int:
-        """Every paragraph of the split."""
-        return len(self.distractors)
-
-    def write(self, size: int) -> Parts:
-        """The prompt with `size` distractors."""
-        documents = (*self.question.gold, *self.distractors[:size])
-        ordered = [text for _, text in sorted(zip(self.places, documents, strict=False))]
-        listed = "\n\n".join(f"Document {number}:\n{text}" for number, text in enumerate(ordered, start=1))
-        return Parts(
-            context=f"{_INSTRUCTION}The following are given documents.\n\n{listed}\n\n",
-            question=f"{_INSTRUCTION}Question: {self.question.text}",
-            answer_prefix="Answer:",
-            answer=f" {self.question.answers[0]}",
-            references=self.question.answers,
-        )
-
-
-def plan_question(task: RulerTask, draw: Draw, pool: QuestionPool, *, index: int, order_seed: int) -> QuestionPlan:
-    """Picks the question of a sample and draws its distractors.
+def plan_question(task: RulerTask, draw: Draw, pool: QuestionPool, *, index: int, order_seed: int) -> Plan:
+    """Picks the question of a sample and draws its distractors, paragraphs that are the units of its haystack.
 
     Args:
         task: `qa_1` or `qa_2`.
@@ -74,8 +37,8 @@ def plan_question(task: RulerTask, draw: Draw, pool: QuestionPool, *, index: int
     """
     if index >= len(pool.questions):
         raise InputError(
-            f"ruler/{task.name}: the {draw.split} split has {len(pool.questions)} questions, "
-            f"so sample {index} does not exist: ask for fewer samples or give a larger {task.text} file"
+            f"ruler/{task.task}: the {draw.split} split has {len(pool.questions)} questions, "
+            f"so sample {index} does not exist: ask for fewer samples or give a larger {task.source} file"
         )
     order = list(range(len(pool.questions)))
     Draw(seed=order_seed, split=draw.split).rng("questions").shuffle(order)
@@ -86,9 +49,18 @@ def plan_question(task: RulerTask, draw: Draw, pool: QuestionPool, *, index: int
     taken = {*question.gold, *near}
     far = [text for text in pool.documents if text not in taken]
     rng.shuffle(far)
-    distractors = (*near, *far)
-    return QuestionPlan(
-        question=question,
-        distractors=distractors,
-        places=tuple(rng.random() for _ in range(len(question.gold) + len(distractors))),
-    )
+    paragraphs = (*question.gold, *near, *far)  # in the order in which they fill the length
+    places = [rng.random() for _ in paragraphs]
+
+    def write(size: int) -> Mapping[str, Any]:
+        written = zip(places, paragraphs[: len(question.gold) + size], strict=False)
+        listed = "\n\n".join(f"Document {number}:\n{text}" for number, (_, text) in enumerate(sorted(written), start=1))
+        return {
+            "context": f"{_INSTRUCTION}The following are given documents.\n\n{listed}\n\n",
+            "question": f"{_INSTRUCTION}Question: {question.text}",
+            "answer_prefix": "Answer:",
+            "answer": f" {question.answers[0]}",
+            "references": question.answers,
+        }
+
+    return Plan(write=write, smallest=0, largest=len(near) + len(far))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvpolicy.benchmarks.file_rows import parse_json, read_rows, read_text
@@ -73,10 +73,10 @@ class RulerTexts:
             InputError: No essays were given, or too few.
         """
         if not self.essays:
-            raise missing_source(task.name, task.text or "")
+            raise missing_source(task.task, task.source or "")
         sentences = self.essays.get(split, ())
         if not sentences:
-            raise InputError(f"ruler/{task.name}: the essays hold no sentences for the {split} split: give more text")
+            raise InputError(f"ruler/{task.task}: the essays hold no sentences for the {split} split: give more text")
         return sentences
 
     def questions(self, task: RulerTask, split: str) -> QuestionPool:
@@ -85,12 +85,12 @@ class RulerTexts:
         Raises:
             InputError: The file was not given, or holds no question for the split.
         """
-        by_split = self.squad if task.text == "squad" else self.hotpotqa
+        by_split = self.squad if task.source == "squad" else self.hotpotqa
         if not by_split:
-            raise missing_source(task.name, task.text or "")
+            raise missing_source(task.task, task.source or "")
         pool = by_split.get(split)
         if pool is None or not pool.questions:
-            raise InputError(f"ruler/{task.name}: the {task.text} file holds no question for the {split} split")
+            raise InputError(f"ruler/{task.task}: the {task.source} file holds no question for the {split} split")
         return pool
 
 
@@ -151,22 +151,14 @@ def _squad_articles(file: DataFile) -> list[Any]:
     if file.path.suffix == ".json" and isinstance(content := parse_json(read_text(file)), dict):
         return list(content["data"])
     return [
-        {
-            "title": row.fields["title"],
-            "paragraphs": [
-                {
-                    "context": row.fields["context"],
-                    "qas": [
-                        {
-                            "question": row.fields["question"],
-                            "answers": [{"text": text} for text in row.fields["answers"]["text"]],
-                        }
-                    ],
-                }
-            ],
-        }
+        _article(**{name: row.fields[name] for name in ("title", "context", "question", "answers")})
         for row in read_rows(file)
     ]
+
+
+def _article(title: str, context: str, question: str, answers: Any) -> dict[str, Any]:
+    asked = {"question": question, "answers": [{"text": text} for text in answers["text"]]}
+    return {"title": title, "paragraphs": [{"context": context, "qas": [asked]}]}
 
 
 def _hotpotqa_entries(file: DataFile) -> list[Any]:
@@ -256,12 +248,7 @@ def _pools(
     return {
         split: QuestionPool(
             questions=tuple(
-                Question(
-                    text=question.text,
-                    answers=question.answers,
-                    gold=question.gold,
-                    near=tuple(text for text in question.near if text not in shared),
-                )
+                replace(question, near=tuple(text for text in question.near if text not in shared))
                 for question in questions[split]
                 if question.text not in shared_questions and not shared.intersection(question.gold)
             ),

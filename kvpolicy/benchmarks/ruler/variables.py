@@ -9,11 +9,13 @@ over all samples; here it is drawn, so that no split shares one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from kvpolicy.benchmarks.ruler.needles import NOISE
-from kvpolicy.benchmarks.ruler.prompt_plan import Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Plan
 from kvpolicy.benchmarks.ruler.vocabulary import Draw
 
 NUM_HOPS = 4
@@ -63,52 +65,27 @@ class Chain:
         return f" {' '.join(self.variables)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class VariablePlan:
-    """A variable tracking sample; a unit of haystack is a line of noise.
+def plan_variables(draw: Draw, *, length_tokens: int) -> list[Plan]:
+    """Draws a sample's chains: with its worked example in noise, and for short lengths with the bare example.
 
-    Attributes:
-        chain: The chain that is asked for.
-        example: The chain of the worked example.
-        example_lines: Lines of noise in the example.
+    A unit of haystack is a line of noise around the chain that is asked for.
     """
-
-    chain: Chain
-    example: Chain
-    example_lines: int
-
-    @property
-    def smallest(self) -> int:
-        """One line of noise."""
-        return 1
-
-    @property
-    def largest(self) -> None:
-        """The noise is endless."""
-        return None
-
-    def write(self, size: int) -> Parts:
-        """The prompt with `size` lines of noise."""
-        example = (
-            f"{_task_text(self.example, self.example_lines)}{self.example.question} "
-            f"{self.example.answer_prefix}{self.example.answer}\n\n\n\n"
-        )
-        return Parts(
-            context=f"{example}{_task_text(self.chain, size)}",
-            question=self.chain.question,
-            answer_prefix=self.chain.answer_prefix,
-            answer=f"{self.chain.answer}.",
-            references=self.chain.variables,
-        )
-
-
-def plan_variables(draw: Draw, *, length_tokens: int) -> Sequence[VariablePlan]:
-    """Draws a sample's chains: with its worked example in noise, and for short lengths with the bare example."""
     value, example_value = draw.take("value", "values", 2)
     chain = _chain(draw, kind="variable", value=value)
     example = _chain(draw, kind="example_variable", value=example_value)
     lines = min(_MAX_EXAMPLE_LINES, length_tokens // _TOKENS_PER_EXAMPLE_LINE)
-    return [VariablePlan(chain=chain, example=example, example_lines=count) for count in sorted({lines, 0})[::-1]]
+
+    def write(example_lines: int, size: int) -> Mapping[str, Any]:
+        solved = f"{example.question} {example.answer_prefix}{example.answer}\n\n\n\n"
+        return {
+            "context": f"{_task_text(example, example_lines)}{solved}{_task_text(chain, size)}",
+            "question": chain.question,
+            "answer_prefix": chain.answer_prefix,
+            "answer": f"{chain.answer}.",
+            "references": chain.variables,
+        }
+
+    return [Plan(write=partial(write, count)) for count in sorted({lines, 0})[::-1]]
 
 
 def _chain(draw: Draw, *, kind: str, value: str) -> Chain:

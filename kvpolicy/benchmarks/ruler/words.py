@@ -15,18 +15,20 @@ is never so small that the fourth rank ties with the fifth (there: it may).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from random import Random
+from typing import Any
 
-from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Parts
+from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Plan
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 
 NUM_COMMON = 10
 _LONG_LIST_TOKENS = 4096
 _MASK = 2**64 - 1
 _SMALLEST_LIST = 12  # distinct words: the common ones and two others
+_UNTIED_WORDS = 53  # from here on the counts of ranks 2 to 5 always differ
 
 _CWE_INSTRUCTION = (
     "Below is a numbered list of words. In these words, some appear more often than others. "
@@ -59,46 +61,11 @@ class _Order:
         return bits ^ bits >> 31
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommonWordsPlan:
-    """A cwe sample; a unit of haystack is a distinct word of the list.
+def plan_common_words(draw: Draw, *, length_tokens: int) -> list[Plan]:
+    """Draws a sample's words: with the worked example, and for short lengths without.
 
-    Attributes:
-        words: Distinct words; the first ten are the common ones.
-        repetitions: How often a common and another word come.
-        order: Shuffles the list.
-        example: Text of the worked example, or nothing.
+    A unit of haystack is a distinct word of the list; the first ten are the common ones.
     """
-
-    words: Lazy
-    repetitions: tuple[int, int]
-    order: _Order
-    example: str
-
-    @property
-    def smallest(self) -> int:
-        """The common words and two more."""
-        return _SMALLEST_LIST
-
-    @property
-    def largest(self) -> None:
-        """There is always one more pair of words."""
-        return None
-
-    def write(self, size: int) -> Parts:
-        """The prompt with `size` distinct words."""
-        listed, common = _word_list(self.words.first(size), self.repetitions, self.order)
-        return Parts(
-            context=f"{self.example}{_CWE_INSTRUCTION}\n{listed}\n",
-            question=_CWE_QUESTION,
-            answer_prefix=_CWE_PREFIX,
-            answer=f" {_numbered(common)}",
-            references=tuple(common),
-        )
-
-
-def plan_common_words(draw: Draw, *, length_tokens: int) -> Sequence[CommonWordsPlan]:
-    """Draws a sample's words: with the worked example, and for short lengths without."""
     long = length_tokens >= _LONG_LIST_TOKENS
     example_size, example_repetitions = (40, (10, 3)) if long else (20, (3, 1))
     stream = _distinct_words(draw)
@@ -107,10 +74,18 @@ def plan_common_words(draw: Draw, *, length_tokens: int) -> Sequence[CommonWords
     example = f"{_CWE_INSTRUCTION}\n{listed}\n{_CWE_QUESTION} {_CWE_PREFIX} {_numbered(common)}\n"
     words = Lazy(stream)
     order = _Order(draw.rng("order"))
-    return [
-        CommonWordsPlan(words=words, repetitions=(30, 3) if long else (6, 1), order=order, example=shown)
-        for shown in (example, "")
-    ]
+
+    def write(shown: str, size: int) -> Mapping[str, Any]:
+        listed, common = _word_list(words.first(size), (30, 3) if long else (6, 1), order)
+        return {
+            "context": f"{shown}{_CWE_INSTRUCTION}\n{listed}\n",
+            "question": _CWE_QUESTION,
+            "answer_prefix": _CWE_PREFIX,
+            "answer": f" {_numbered(common)}",
+            "references": tuple(common),
+        }
+
+    return [Plan(write=partial(write, shown), smallest=_SMALLEST_LIST) for shown in (example, "")]
 
 
 def _distinct_words(draw: Draw) -> Iterator[str]:
@@ -132,45 +107,26 @@ def _numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, start=1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrequentWordsPlan:
-    """A fwe sample; a unit of haystack is one of the N occurrences that Zipf's law shares out.
+def plan_frequent_words(draw: Draw, *, length_tokens: int) -> Plan:
+    """Draws a sample's coded words: one per 50 tokens of the length, as in RULER, and at least ten.
 
-    Attributes:
-        vocabulary: Words by rank; the first is the noise.
-        order: Shuffles the text.
+    A unit of haystack is one of the N occurrences that Zipf's law shares out.
     """
+    codes = ("...", *draw.take("code", "words", max(10, length_tokens // 50) - 1))  # by rank
+    order = _Order(draw.rng("order"))
+    asked = tuple(codes[1:4])
 
-    vocabulary: tuple[str, ...]
-    order: _Order
-
-    @property
-    def smallest(self) -> int:
-        """From here on the counts of ranks 2 to 5 always differ."""
-        return 53
-
-    @property
-    def largest(self) -> None:
-        """The text is endless."""
-        return None
-
-    def write(self, size: int) -> Parts:
-        """The prompt with about `size` words."""
+    def write(size: int) -> Mapping[str, Any]:
         head = size * 6 / math.pi**2
-        counts = [(word, int(head / rank**2)) for rank, word in enumerate(self.vocabulary, start=1)]
-        asked = self.vocabulary[1:4]
-        return Parts(
-            context="Read the following coded text and track the frequency of each coded word. Find the three most "
-            f"frequently appeared coded words. {' '.join(self.order.shuffled(counts))}\n",
-            question="Question: Do not provide any explanation. Please ignore the dots '....'. "
+        shuffled = order.shuffled([(word, int(head / rank**2)) for rank, word in enumerate(codes, start=1)])
+        return {
+            "context": "Read the following coded text and track the frequency of each coded word. Find the three most "
+            f"frequently appeared coded words. {' '.join(shuffled)}\n",
+            "question": "Question: Do not provide any explanation. Please ignore the dots '....'. "
             "What are the three most frequently appeared words in the above coded text?",
-            answer_prefix="Answer: According to the coded text above, the three most frequently appeared words are:",
-            answer=f" {asked[0]}, {asked[1]}, and {asked[2]}.",
-            references=asked,
-        )
+            "answer_prefix": "Answer: According to the coded text above, the three most frequently appeared words are:",
+            "answer": f" {asked[0]}, {asked[1]}, and {asked[2]}.",
+            "references": asked,
+        }
 
-
-def plan_frequent_words(draw: Draw, *, length_tokens: int) -> FrequentWordsPlan:
-    """Draws a sample's coded words: one per 50 tokens of the length, as in RULER, and at least ten."""
-    codes = draw.take("code", "words", max(10, length_tokens // 50) - 1)
-    return FrequentWordsPlan(vocabulary=("...", *codes), order=_Order(draw.rng("order")))
+    return Plan(write=write, smallest=_UNTIED_WORDS)

@@ -1,6 +1,6 @@
 import pytest
 
-from kvpolicy.benchmarks.registry import benchmark_names, task_info, task_names, tasks_of
+from kvpolicy.benchmarks.registry import BENCHMARKS, task_info, task_names, tasks_of
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, VERSION
 from kvpolicy.benchmarks.sources import SOURCES
 from kvpolicy.errors import InputError
@@ -16,7 +16,7 @@ def test_ruler_is_listed_with_what_each_task_needs() -> None:
 
 
 def test_every_task_is_found_by_its_name_alone() -> None:
-    rows = [info for benchmark in benchmark_names() for info in tasks_of(benchmark)]
+    rows = [info for benchmark in BENCHMARKS.names for info in tasks_of(benchmark)]
     assert sorted(row.task for row in rows) == sorted(set(task_names()))
     for row in rows:
         assert task_info(row.task) == row

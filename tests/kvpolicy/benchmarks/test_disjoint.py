@@ -9,7 +9,7 @@ from written_files import source_kinds
 
 from kvpolicy.benchmarks.choices.layouts import LAYOUTS
 from kvpolicy.benchmarks.disjoint import check_disjoint
-from kvpolicy.benchmarks.registry import benchmark_names, task_info, tasks_of, write_samples
+from kvpolicy.benchmarks.registry import BENCHMARKS, task_info, tasks_of, write_samples
 from kvpolicy.benchmarks.ruler import DEFAULT_TASKS, RULER_TASKS, RulerTexts, generate
 from kvpolicy.benchmarks.ruler.vocabulary import Draw, single_words
 from kvpolicy.benchmarks.sample_request import SampleRequest
@@ -147,7 +147,7 @@ def test_samples_that_cannot_be_checked_are_refused(count_tokens: Count) -> None
         check_disjoint({"train": [replace(train, sample_id="ruler/fwe/1")]})
 
 
-FILE_TASKS = [info.task for name in benchmark_names() if name != "ruler" for info in tasks_of(name)]
+FILE_TASKS = [info.task for name in BENCHMARKS.names if name != "ruler" for info in tasks_of(name)]
 FILE_KINDS = [(task, kind) for task in FILE_TASKS for _, kind in source_kinds(str(task_info(task).source))]
 
 
