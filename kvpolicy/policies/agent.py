@@ -141,7 +141,8 @@ class BatchedAgents(nn.Module):
         Raises:
             InputError: If a position is past the end of a learned table.
         """
-        self._check_positions(positions)
+        if self.config.position == "table":
+            self.config.check_position(int(positions.max()))
         shared = positions.shape[0] == 1
         features = None
         if self.config.position == "continuous":  # those of a table differ by head, and are looked up block by block
@@ -172,10 +173,6 @@ class BatchedAgents(nn.Module):
         # One split, and not a slice a block: the gradient of a slice is as large as the whole.
         for parts in zip(*(torch.split(tensor[heads], size) for tensor in weights.values()), strict=True):
             yield dict(zip(weights, parts, strict=True))
-
-    def _check_positions(self, positions: Tensor) -> None:
-        if self.config.position == "table":
-            self.config.check_position(int(positions.max()))
 
 
 def continuous_position_features(

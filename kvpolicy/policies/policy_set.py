@@ -4,10 +4,10 @@ On disk it is a folder of `policy.safetensors` (all weights) and `policy.json` (
 it was trained for). Its digest covers both, so equal training gives an equal id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,7 @@ from torch import Tensor
 from kvpolicy.config.specs import ModelSpec
 from kvpolicy.errors import InputError
 from kvpolicy.policies.agent import AgentConfig, BatchedAgents
-from kvpolicy.policies.saved import SavedKind
+from kvpolicy.policies.saved import SavedKind, Trained
 
 WEIGHTS = "policy.safetensors"
 RECORD = "policy.json"
@@ -24,20 +24,16 @@ SAVED = SavedKind(name="policy set", weights=WEIGHTS, record=RECORD, version=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySet:
+class PolicySet(Trained):
     """Agents for every KV head of a model.
 
     Attributes:
         agents: All heads in one network, layer-major.
-        spec: Shape of the model.
-        model_digest: Of the model that they were trained for; see `require_model`.
-        training: What they were trained with, for people: objective, seed, trace snapshot.
     """
 
+    saved: ClassVar[SavedKind] = SAVED
+
     agents: BatchedAgents
-    spec: ModelSpec
-    model_digest: str
-    training: dict[str, Any]
 
     @torch.inference_mode()
     def score(
@@ -50,28 +46,22 @@ class PolicySet:
         scores: Tensor = self.agents(keys, values, positions)
         return scores
 
-    def require_model(self, digest: str) -> None:
-        """Refuse a model that the policies were not trained for.
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Weights of all agents."""
+        return self.agents.state_dict()
 
-        Raises:
-            InputError: If the digests differ.
-        """
-        SAVED.require_model(self.model_digest, digest)
+    def settings(self) -> dict[str, Any]:
+        """Configuration of the agents."""
+        return {"agent": asdict(self.agents.config)}
 
-    def save(self, folder: Path) -> str:
-        """Write the set into `folder` and return its digest.
-
-        Returns:
-            SHA-256 over weights and record.
-        """
-        return SAVED.save(
-            folder,
-            self.agents.state_dict(),
-            spec=self.spec,
-            model_digest=self.model_digest,
-            training=self.training,
-            more={"agent": asdict(self.agents.config)},
-        )
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], record: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+        """The agents, where their weights are."""
+        config, heads = AgentConfig(**record["agent"]), {"num_heads": spec.num_heads, "head_dim": spec.head_dim}
+        agents = BatchedAgents(config, **heads, generator=torch.Generator())
+        agents.load_state_dict(tensors)
+        device = next(iter(tensors.values())).device
+        return {"agents": agents.requires_grad_(False).eval().to(device)}
 
 
 def load_policy(folder: str | Path, *, device: str = "cpu") -> PolicySet:
@@ -82,19 +72,7 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> PolicySet:
     Raises:
         InputError: If the folder holds none, or one of another format or shape.
     """
-
-    def build(tensors: dict[str, Tensor], record: dict[str, Any], spec: ModelSpec) -> PolicySet:
-        agents = BatchedAgents(
-            AgentConfig(**record["agent"]),
-            num_heads=spec.num_heads,
-            head_dim=spec.head_dim,
-            generator=torch.Generator(),
-        )
-        agents.load_state_dict(tensors)
-        agents.requires_grad_(False).eval().to(device)
-        return PolicySet(agents=agents, spec=spec, model_digest=record["model_digest"], training=record["training"])
-
-    return SAVED.load(Path(folder), build, device=device)
+    return PolicySet.load(Path(folder), device=device)
 
 
 def join_agents(groups: Sequence[BatchedAgents]) -> BatchedAgents:
