@@ -85,7 +85,7 @@ class CompactedCache:
     each other.
 
     Attributes:
-        num_past_tokens: Slots in use, equally many in every row and head; what a row has too many of hold nothing.
+        num_past_tokens: Slots in use, equally many in every row and head; those that a row does not need hold nothing.
         num_positions: Positions up to the newest token of any row, as of the last pass.
     """
 
@@ -141,17 +141,38 @@ class CompactedCache:
         """
         assert not any(cache._num_queries for cache in caches), "queries of the newest tokens do not line up"
         joined = copy.copy(caches[0])
-        joined.num_past_tokens = most = max(cache.num_past_tokens for cache in caches)
+        joined.num_past_tokens = max(cache.num_past_tokens for cache in caches)
         joined._is_ragged = any(cache._is_ragged for cache in caches)
+        joined._store(caches, num_new_tokens)
+        return joined
+
+    @classmethod
+    def empty(
+        cls,
+        model: LanguageModel,
+        dtype: torch.dtype,
+        *,
+        num_rows: int = 1,
+        num_new_tokens: int = 0,
+        num_queries: int = 0,
+    ) -> "CompactedCache":
+        """Caches of a model that hold nothing yet."""
+        num_heads, num_kv_heads = model.spec.num_heads, model.spec.num_kv_heads
+        nothing = torch.zeros(num_heads, 0, model.spec.head_dim, dtype=dtype, device=model.device)
+        kept = [torch.zeros(num_heads, 0, dtype=torch.long)] * num_rows
+        rooms = {"num_new_tokens": num_new_tokens, "num_queries": num_queries}
+        return cls(nothing, nothing, kept, num_kv_heads=num_kv_heads, **rooms)
+
+    def _store(self, caches: Sequence["CompactedCache"], num_new_tokens: int) -> None:
+        """Copy the rows of some caches into new storage, each at the right end of the past, and leave room."""
         for name, nothing in (("_keys", 0), ("_values", 0), ("_positions", NOT_KEPT)):
             parts = [getattr(cache, name)[:, :, :, : cache.num_past_tokens] for cache in caches]
             _, num_layers, num_kv_heads, _, *dim = parts[0].shape
-            shape = (sum(map(len, parts)), num_layers, num_kv_heads, most + num_new_tokens, *dim)
+            shape = (sum(map(len, parts)), num_layers, num_kv_heads, self.num_past_tokens + num_new_tokens, *dim)
             new = parts[0].new_full(shape, nothing)
             for entries, part in zip(new.split([len(part) for part in parts]), parts, strict=True):
-                entries[:, :, :, most - part.shape[3] : most] = part
-            setattr(joined, name, new)
-        return joined
+                entries[:, :, :, self.num_past_tokens - part.shape[3] : self.num_past_tokens] = part
+            setattr(self, name, new)
 
     @property
     def num_rows(self) -> int:
@@ -191,7 +212,7 @@ class CompactedCache:
         """Expect the new entries of all layers from one pass; they are appended if it ends without an error.
 
         Args:
-            positions: Those of the new tokens.
+            positions: Positions of the new tokens.
             group_size: Query heads that share a KV head.
         """
         end = self.num_past_tokens + positions.shape[1]
@@ -206,11 +227,11 @@ class CompactedCache:
         self.num_past_tokens = end
 
     def state(self, row: int, *, seed: int = 0, rotary: Rotary | None = None) -> CacheState:
-        """What a method is given to rank the entries of one row again, as views.
+        """The input of a method that ranks the entries of one row again, as views.
 
         Args:
             row: The row, whose heads must have equally many entries.
-            seed: Of the random method.
+            seed: Seed of the random method.
             rotary: The model's rotary embedding, for methods that need it.
         """
         assert not self._is_ragged, "heads that hold different numbers of entries cannot be ranked together"
@@ -259,14 +280,8 @@ class CompactedCache:
 
     def resize(self, num_new_tokens: int) -> None:
         """Move to storage that has room for so many new tokens and no more."""
-        num_slots = self.num_past_tokens + num_new_tokens
-        if num_slots == self.num_slots:
-            return
-        for name in ("_keys", "_values", "_positions"):
-            old: Tensor = getattr(self, name)
-            new = old.new_zeros(*old.shape[:3], num_slots, *old.shape[4:])
-            new[:, :, :, : self.num_past_tokens] = old[:, :, :, : self.num_past_tokens]
-            setattr(self, name, new)
+        if self.num_past_tokens + num_new_tokens != self.num_slots:
+            self._store([self], num_new_tokens)
 
     def crop(self, num_tokens: int) -> None:
         """Forget the newest entries and their queries, so that `num_tokens` slots remain."""
@@ -331,7 +346,7 @@ class CompactedCache:
     def _additive_mask(
         self, is_held: Bool[Tensor, "row head slot"], num_new_tokens: int, group_size: int
     ) -> Float[Tensor, "row head token_of_group slot"]:
-        """What SDPA adds to the logits of the newest tokens; from a Boolean mask it would make this in every layer."""
+        """Make the mask that SDPA adds to logits; from a Boolean mask it would make this in every layer."""
         slots = torch.arange(is_held.shape[2], device=is_held.device)
         visible = is_held[:, :, None] & (slots <= slots[-num_new_tokens:, None])
         mask = torch.zeros(visible.shape, dtype=self._keys.dtype, device=visible.device)

@@ -32,7 +32,7 @@ def decode_greedily(
         first_tokens: The first new token of each row.
         first_position: Original position of the first tokens, the same in all rows or one for each.
         max_new_tokens: Tokens that a row may have.
-        is_settled: Tells from a row and its tokens that more of them cannot change what the caller wants to know.
+        is_settled: Whether more tokens of a row cannot change the result, from the row and its tokens so far.
 
     Returns:
         New tokens of each row, without the token that ends an answer (`kvpolicy.text.chat_format.end_ids`) and what

@@ -26,7 +26,7 @@ from torch import Tensor
 from kvpolicy.attention.prefill import prefill
 from kvpolicy.attention.session import AttentionCall, AttentionObserver, attention_session, own_attention
 from kvpolicy.errors import InputError
-from kvpolicy.inference.cache import CompactedCache
+from kvpolicy.inference.cache import CompactedCache, run_alike
 from kvpolicy.models.finite import is_finite, not_finite_error
 from kvpolicy.models.language_model import LanguageModel
 
@@ -35,19 +35,20 @@ FIRST_KEYS = "keys of the first layer"
 _NUM_TOKENS = 28
 
 CALL_TOLERANCE = 5e-3
-"""Of an output of one call in float32; rounding makes 1e-5 of it, TensorFloat-32 1e-3. A scale that is off by 1 % makes
-2e-2 or more."""
+"""Largest difference of an output of one call in float32; rounding makes 1e-5 of it, TensorFloat-32 1e-3. A scale that
+is off by 1 % makes 2e-2 or more."""
 
 ENTRY_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Of a layer's keys or values. On the embedded model rounding makes 2e-6, 0.002 and 0.015 of it, and positions that are
-off by one 0.12 or more."""
+"""Largest difference of a layer's keys or values. On the embedded model rounding makes 2e-6, 0.002 and 0.015 of it, and
+positions that are off by one 0.12 or more."""
 
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
-"""Of a token's logits, of which rounding makes much more than of entries: 1e-5, 0.012 and 0.2."""
+"""Largest difference of a token's logits. Rounding makes much more of it than of entries: 1e-5, 0.012 and 0.2."""
 
 WHOLE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.5, torch.bfloat16: 0.5}
-"""Of entries behind the first layer where the whole text is one pass and the model's own are several, and twice that of
-logits. Products of other shapes round otherwise, and a router that so takes another expert changes all that follows."""
+"""Largest difference of entries behind the first layer where the whole text is one pass and the model's own are
+several, and half of that of logits. Products of other shapes round otherwise, and a router that so takes another expert
+changes all that follows."""
 
 _TINY = 1e-12  # of what is all zero nothing differs
 
@@ -119,8 +120,7 @@ def measure_fidelity(model: LanguageModel) -> Fidelity:
     }
     reference.cache.crop(bounds[0][1])
     for start, end in bounds[1:]:
-        positions = torch.arange(start, end)[None]
-        logits = reference.cache.run(model, token_ids[None, start:end], positions, num_logits=end - start)
+        logits = run_alike(model, reference.cache, token_ids[start:end], first_position=start)
         state, new = reference.cache.state(0), slice(start, end)
         path = IN_CHUNKS if end - start > 1 else BY_TOKEN
         for name, difference in (
@@ -140,7 +140,7 @@ def _bounds(num_tokens: int) -> list[tuple[int, int]]:
 
 
 def _entry_difference(actual: Float[Tensor, "head token dim"], expected: Float[Tensor, "head token dim"]) -> float:
-    """Of the KV head where it is largest."""
+    """Difference of the KV head where it is largest."""
     actual, expected = actual.float().flatten(1), expected.float().flatten(1)
     return float(
         ((actual - expected).square().mean(dim=1) / expected.square().mean(dim=1).clamp_min(_TINY)).sqrt().max()
@@ -165,16 +165,8 @@ class _OwnRun:
 
 def _run_own(model: LanguageModel, token_ids: Int[Tensor, "token"], bounds: list[tuple[int, int]]) -> _OwnRun:
     spec, network = model.spec, model.network
-    nothing = torch.zeros(spec.num_heads, 0, spec.head_dim, device=model.device)
-    cache = CompactedCache(
-        nothing,
-        nothing,
-        [torch.zeros(spec.num_heads, 0, dtype=torch.long)],
-        num_kv_heads=spec.num_kv_heads,
-        num_new_tokens=len(token_ids),
-    )
+    cache = CompactedCache.empty(model, torch.float32, num_new_tokens=len(token_ids))
     calls = dict.fromkeys(range(spec.num_layers), 0.0)
-
     cap = getattr(model.decoder.config, "attn_logit_softcapping", None) or None
 
     def answer(call: AttentionCall) -> Tensor:

@@ -12,13 +12,14 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from kvpolicy.errors import InputError
+from kvpolicy.inference.cache import run_alike
 from kvpolicy.inference.decoding import decode_greedily
 from kvpolicy.inference.streaming import StreamedCaches, StreamedRow
 from kvpolicy.methods.learned import LearnedPolicy
@@ -27,6 +28,8 @@ from kvpolicy.models.language_model import LanguageModel
 from kvpolicy.policies.policy_set import PolicySet
 from kvpolicy.text.chat_format import prompt_format
 from kvpolicy.text.encoded_sample import encode_message
+
+_Texts = list[str] | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,34 +64,25 @@ class Generation:
         return self.num_prompt_tokens - self.num_kept_tokens
 
 
+class _Options(TypedDict, total=False):
+    max_new_tokens: int
+    chunk_tokens: int | None
+    evict_every_tokens: int | None
+    allow_other_model: bool
+
+
 @overload
 def compressed_generate(
-    model: LanguageModel,
-    policy: PolicySet,
-    prompt: str,
-    *,
-    budget: int | None,
-    max_new_tokens: int = ...,
-    chunk_tokens: int | None = ...,
-    evict_every_tokens: int | None = ...,
-    allow_other_model: bool = ...,
+    model: LanguageModel, policy: PolicySet, prompt: str, *, budget: int | None, **options: Unpack[_Options]
 ) -> Generation: ...
 @overload
 def compressed_generate(
-    model: LanguageModel,
-    policy: PolicySet,
-    prompt: list[str] | tuple[str, ...],
-    *,
-    budget: int | None,
-    max_new_tokens: int = ...,
-    chunk_tokens: int | None = ...,
-    evict_every_tokens: int | None = ...,
-    allow_other_model: bool = ...,
+    model: LanguageModel, policy: PolicySet, prompt: _Texts, *, budget: int | None, **options: Unpack[_Options]
 ) -> list[Generation]: ...
 def compressed_generate(
     model: LanguageModel,
     policy: PolicySet,
-    prompt: str | list[str] | tuple[str, ...],
+    prompt: str | _Texts,
     *,
     budget: int | None,
     max_new_tokens: int = 128,
@@ -144,34 +138,32 @@ def compressed_generate(
     interval = min(evict_every_tokens or max_new_tokens, max_new_tokens)
     answers: dict[int, Generation] = {}
     for numbers in _of_like_length(model, prompts):
-        model_of_length = model.for_sequence(max(len(prompts[number]) for number in numbers) + max_new_tokens)
+        model = model.for_sequence(max(len(prompts[number]) for number in numbers) + max_new_tokens)
         read = [
-            _read(model_of_length, row(len(ids)), ids, chunk_tokens or len(ids))
+            _read(model, row(len(ids)), ids, chunk_tokens or len(ids))
             for ids in (prompts[number] for number in numbers)
         ]
-        answers |= zip(
-            numbers,
-            _answer(model_of_length, read, interval_tokens=interval, max_new_tokens=max_new_tokens),
-            strict=True,
-        )
+        batch = _answer(model, read, interval_tokens=interval, max_new_tokens=max_new_tokens)
+        answers |= zip(numbers, batch, strict=True)
     return answers[0] if isinstance(prompt, str) else [answers[number] for number in range(len(prompts))]
 
 
 def _of_like_length(model: LanguageModel, prompts: Sequence[Int[Tensor, "_"]]) -> list[list[int]]:
     """Numbers of the prompts that are answered together: a batch has the rotary frequencies of one length."""
     change = model.change_tokens or 0
-    short = [number for number, token_ids in enumerate(prompts) if len(token_ids) <= change]
-    long = [number for number, token_ids in enumerate(prompts) if len(token_ids) > change]
-    return [side for side in (short, long) if side]
+    sides = (
+        [number for number, token_ids in enumerate(prompts) if (len(token_ids) > change) == is_long]
+        for is_long in (False, True)
+    )
+    return [side for side in sides if side]
 
 
 def _read(
     model: LanguageModel, row: StreamedRow, token_ids: Int[Tensor, "token"], chunk_tokens: int
 ) -> tuple[StreamedCaches, Int[Tensor, "1"]]:
     """Run a prompt and compact its cache; also the first token of the answer."""
-    num_tokens = len(token_ids)
-    cache = StreamedCaches(model, [row], interval_tokens=min(chunk_tokens, num_tokens))
-    logits = cache.run(model, token_ids[None], torch.arange(num_tokens)[None], num_logits=1)
+    cache = StreamedCaches(model, [row], interval_tokens=min(chunk_tokens, len(token_ids)))
+    logits = run_alike(model, cache, token_ids, first_position=0, num_logits=1)
     cache.finish(0)
     return cache, logits[:, -1].argmax(dim=-1)
 
@@ -187,8 +179,9 @@ def _answer(
     note = prompt_format(model.tokenizer).note
     figures = [(cache.num_seen_tokens, cache.num_held(0), cache.num_bytes) for cache, _ in read]
     first_tokens = torch.cat([first for _, first in read])
-    batch = _Metered(StreamedCaches.joined([cache for cache, _ in read], interval_tokens=interval_tokens))
+    batch = StreamedCaches.joined([cache for cache, _ in read], interval_tokens=interval_tokens)
     read.clear()  # or the memory of what was copied into the batch stays
+    start = time.perf_counter()
     answers = decode_greedily(
         model,
         batch,
@@ -196,50 +189,20 @@ def _answer(
         first_position=torch.tensor([num_tokens for num_tokens, _, _ in figures]),
         max_new_tokens=max_new_tokens,
     )
+    tokens_per_s = batch.num_run_tokens / (time.perf_counter() - start) if batch.num_run_tokens else None
     return [
         Generation(
             text=model.tokenizer.decode(answer, skip_special_tokens=True),
             token_ids=tuple(answer),
             num_prompt_tokens=num_tokens,
             num_kept_tokens=num_kept,
-            num_slots=batch.cache.num_slots,
+            num_slots=batch.num_slots,
             cache_bytes=num_bytes,
-            tokens_per_s=batch.num_tokens / batch.seconds if batch.num_tokens else None,
+            tokens_per_s=tokens_per_s,
             format_note=note,
         )
         for (num_tokens, num_kept, num_bytes), answer in zip(figures, answers, strict=True)
     ]
-
-
-class _Metered:
-    """Caches that note how many tokens were decoded on them and how long that took."""
-
-    def __init__(self, cache: StreamedCaches) -> None:
-        self.cache = cache
-        self.num_tokens = 0
-        self.seconds = 0.0
-
-    @property
-    def num_rows(self) -> int:
-        return self.cache.num_rows
-
-    def run(
-        self,
-        model: LanguageModel,
-        token_ids: Int[Tensor, "row token"],
-        positions: Int[Tensor, "row token"],
-        num_logits: int,
-    ) -> Float[Tensor, "row logit vocab"]:
-        start = time.perf_counter()
-        logits = self.cache.run(model, token_ids, positions, num_logits)
-        if logits.device.type == "cuda":
-            torch.cuda.synchronize(logits.device)
-        self.seconds += time.perf_counter() - start
-        self.num_tokens += token_ids.numel()
-        return logits
-
-    def keep_rows(self, rows: Int[Tensor, "kept"]) -> None:
-        self.cache.keep_rows(rows)
 
 
 def _require_own_model(model: LanguageModel, policy: PolicySet, *, allow_other_model: bool) -> None:

@@ -95,7 +95,7 @@ def load_language_model(folder: Path, *, dtype: str = "bfloat16", device: str = 
 
 
 def _require_fit(model: LanguageModel, folder: Path, unused: Collection[str]) -> None:
-    """Say now what would otherwise be said in the middle of collecting."""
+    """Fail at load time rather than during collection."""
     if unused_layers := sorted(name for name in unused if ".layers." in name):
         raise InputError(
             f"model {folder}: {len(unused_layers)} weights of layers that config.json does not have, such as "

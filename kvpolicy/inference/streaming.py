@@ -5,7 +5,7 @@ which each has its own method and budget; all rows share the forward passes. At 
 than its budget and one interval of tokens. Positions stay those of the original sequence, so a stream ends where the
 model's positions do.
 
-What a method sees when it ranks again: the entries that are left, with their original positions, and the queries of the
+When a method ranks again it sees the entries that are left, with their original positions, and the queries of the
 newest tokens, as many as it asks for. Methods that need more than that say so (`Method.recompression_obstacle`) and are
 refused.
 """
@@ -34,12 +34,12 @@ _LOGITS_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedRow:
-    """One variant of the stream: who decides what is kept, and how much.
+    """One variant of the stream: a method and a budget.
 
     Attributes:
         method: Ranks the entries at every eviction.
         budget: Entries that each KV head has after an eviction.
-        seed: Of the random method, which draws anew at every eviction.
+        seed: Seed of the random method, which draws anew at every eviction.
     """
 
     method: Method
@@ -52,6 +52,7 @@ class StreamedCaches:
 
     Attributes:
         num_evictions: Evictions so far.
+        num_run_tokens: Tokens that were run so far, of all rows together.
     """
 
     def __init__(self, model: LanguageModel, rows: Sequence[StreamedRow], *, interval_tokens: int) -> None:
@@ -75,20 +76,12 @@ class StreamedCaches:
         self._rows = list(rows)
         self._interval_tokens = interval_tokens
         self._num_since = 0
-        self.num_evictions = 0
+        self.num_evictions = self.num_run_tokens = 0
         self._num_seen = torch.zeros(len(rows), dtype=torch.long)
         needs_rotary = any(row.method.needs_rotary for row in rows)
-        spec = model.spec
         self._rotary = read_rotary(model, model.rotary_tokens) if needs_rotary else None
-        nothing = torch.zeros(spec.num_heads, 0, spec.head_dim, dtype=model.dtype, device=model.device)
-        self._cache = CompactedCache(
-            nothing,
-            nothing,
-            [torch.zeros(spec.num_heads, 0, dtype=torch.long)] * len(rows),
-            num_kv_heads=spec.num_kv_heads,
-            num_new_tokens=0,
-            num_queries=max(_queries_of(row.method, interval_tokens) for row in rows),
-        )
+        num_queries = max(_queries_of(row.method, interval_tokens) for row in rows)
+        self._cache = CompactedCache.empty(model, model.dtype, num_rows=len(rows), num_queries=num_queries)
 
     @classmethod
     def joined(cls, streams: Sequence["StreamedCaches"], *, interval_tokens: int) -> "StreamedCaches":
@@ -108,7 +101,7 @@ class StreamedCaches:
         joined._rows = [row for stream in streams for row in stream._rows]
         joined._num_seen = torch.cat([stream._num_seen for stream in streams])
         joined._interval_tokens, joined._num_since = interval_tokens, 0
-        joined.num_evictions = max(stream.num_evictions for stream in streams)
+        joined.num_evictions, joined.num_run_tokens = max(stream.num_evictions for stream in streams), 0
         return joined
 
     @property
@@ -165,6 +158,7 @@ class StreamedCaches:
                 f"stream: positions from {given[0]} to {given[-1]}, expected {right[0]} to {right[-1]}; "
                 "a stream has no gaps"
             )
+        self.num_run_tokens += token_ids.numel()
         logits: list[Tensor] = []
         start = 0
         while start < num_tokens:
