@@ -1,14 +1,13 @@
 """AdaKV: SnapKV with more tokens for the heads of a layer whose attention is spread."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from kvpolicy.config.settings import Share
 from kvpolicy.methods.allocation import UNEVEN_HEADS, adaptive_budgets
-from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.base import CacheState, Scores
 from kvpolicy.methods.ranking import budget_from_ratio
 from kvpolicy.methods.snapkv import SnapKV
 
@@ -28,14 +27,14 @@ class AdaKV(SnapKV):
         safeguard: The paper's alpha, from 0 (adaptive alone) to 1 (equal budgets).
     """
 
-    name: ClassVar[str] = "adakv"
-    description: ClassVar[str] = "SnapKV, with a layer's budget shared among its heads by their best scores"
-    reference: ClassVar[str] = "arXiv 2407.11550"
-    recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
+    name = "adakv"
+    description = "SnapKV, with a layer's budget shared among its heads by their best scores"
+    reference = "arXiv 2407.11550"
+    recompression_obstacle = UNEVEN_HEADS
 
     safeguard: Share = 0.2
 
-    def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
+    def allocate(self, state: CacheState, scores: Scores, budget: int) -> Int[Tensor, "head"]:
         """Share each layer's budget among its heads."""
         window = min(self.window_tokens, budget)
         floor = window + budget_from_ratio(self.safeguard, budget - window)

@@ -29,7 +29,7 @@ def adaptive_budgets(
     floor, and they grow with the budget as long as the floor grows no faster than it.
 
     Args:
-        shares: What a token is worth to its head, in units that the heads of a pool have in common.
+        shares: The worth of a token to its head, in units that the heads of a pool have in common.
         budget: Tokens that each head keeps on average.
         floor: Tokens that each head keeps at least; raised to the always-kept ones.
         num_pools: Groups of consecutive heads that share their budget: the layers, or 1 for the whole model.

@@ -1,4 +1,4 @@
-"""What every eviction method is given and what it gives back.
+"""The interface of eviction methods: their input, and the scores that they return.
 
 A method scores, and may share a budget among heads: kvpolicy.methods.ranking selects and kvpolicy.inference.cache
 compacts. Methods hold their parameters and nothing else; nothing stays behind on a model or between two calls.
@@ -23,6 +23,9 @@ from kvpolicy.errors import InputError
 from kvpolicy.methods.ranking import check_allocation, check_budget, kept_positions
 from kvpolicy.models.rotary import Rotary
 
+Scores = Float[Tensor, "head token"]
+"""One score for each token of each head."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CacheState:
@@ -38,11 +41,11 @@ class CacheState:
             head after a compression.
         num_kv_heads: KV heads of one layer: head h belongs to layer h // num_kv_heads.
         scaling: The model's factor on query-key products, and its cap.
-        seed: Of this sample; only the random method uses it.
+        seed: Seed of this sample; only the random method uses it.
         importance: True attention mass that each token receives from the future; only the oracle uses it.
-        rotary: What turned the keys and queries to their positions (`kvpolicy.attention.rotary_proof`); only methods
+        rotary: The rotary embedding of keys and queries (`kvpolicy.attention.rotary_proof`); only methods
             that say so need it.
-        probe: What the method's own `probe` became on top of this cache (`kvpolicy.attention.probe.run_probe`).
+        probe: The results of the method's own `probe` on top of this cache (`kvpolicy.attention.probe.run_probe`).
     """
 
     keys: Float[Tensor, "head token dim"]
@@ -63,40 +66,28 @@ class CacheState:
             InputError: If their shapes disagree, or the heads do not divide into layers.
         """
         num_heads, num_tokens, head_dim = self.keys.shape
-        num_rows = num_heads if self.positions.shape[0] == num_heads else 1
-        expected = {"values": (num_heads, num_tokens, head_dim), "positions": (num_rows, num_tokens)}
-        if self.importance is not None:
-            expected["importance"] = (num_heads, num_tokens)
-        for name, shape in expected.items():
-            if tuple(getattr(self, name).shape) != shape:
+        group = self.queries.shape[1] if self.queries.ndim == 4 else None
+        of_probe = None if self.probe is None else self.probe.queries
+        expected: list[tuple[str, Tensor | None, tuple[int | str | None, ...]]] = [
+            ("values have", self.values, (num_heads, num_tokens, head_dim)),
+            ("queries have", self.queries, (num_heads, group or "group", "query", head_dim)),
+            ("positions have", self.positions, (num_heads if len(self.positions) == num_heads else 1, num_tokens)),
+            ("importance has", self.importance, (num_heads, num_tokens)),
+            ("queries of the probe have", of_probe, (num_heads, group, "probe", head_dim)),
+        ]
+        for name, tensor, shape in expected:
+            if tensor is not None and not _fits(tuple(tensor.shape), shape):
                 raise InputError(
-                    f"cache state: {name} has shape {tuple(getattr(self, name).shape)}, expected {shape} "
-                    f"as keys have shape {tuple(self.keys.shape)}"
+                    f"cache state: {name} shape {tuple(tensor.shape)}, expected ({', '.join(map(str, shape))}) as keys "
+                    f"have shape {tuple(self.keys.shape)}"
                 )
-        if self.queries.ndim != 4 or (self.queries.shape[0], self.queries.shape[3]) != (num_heads, head_dim):
-            raise InputError(
-                f"cache state: queries have shape {tuple(self.queries.shape)}, expected ({num_heads}, group, query, "
-                f"{head_dim}) as keys have shape {tuple(self.keys.shape)}"
-            )
         if self.num_queries > num_tokens:
             raise InputError(
                 f"cache state: {self.num_queries} queries for {num_tokens} tokens, expected at most one each"
             )
-        self._check_probe()
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise InputError(
                 f"cache state: {num_heads} heads do not divide into layers of num_kv_heads = {self.num_kv_heads}"
-            )
-
-    def _check_probe(self) -> None:
-        if self.probe is None:
-            return
-        num_heads, group, _, head_dim = self.queries.shape
-        probe = tuple(self.probe.queries.shape)
-        if (*probe[:2], probe[3]) != (num_heads, group, head_dim):
-            raise InputError(
-                f"cache state: queries of the probe have shape {probe}, expected ({num_heads}, {group}, probe, "
-                f"{head_dim}) as queries have shape {tuple(self.queries.shape)}"
             )
 
     @property
@@ -124,7 +115,7 @@ class CacheState:
 
         Args:
             count: How many; fewer come back where the context is shorter.
-            method: Who asks, for the error.
+            method: Name of the method, for the error.
 
         Raises:
             InputError: If the context is long enough but its queries were not recorded.
@@ -136,6 +127,13 @@ class CacheState:
                 "record as many as the method's num_queries says"
             )
         return self.queries[:, :, self.num_queries - wanted :]
+
+
+def _fits(actual: tuple[int, ...], expected: tuple[int | str | None, ...]) -> bool:
+    """Whether a shape is as expected, where names stand for any size."""
+    return len(actual) == len(expected) and all(
+        isinstance(size, str) or size == given for given, size in zip(actual, expected, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,7 @@ class Method(Settings, ABC):
         evicts: False only for the method that keeps everything.
         needs_importance: True only for the oracle.
         needs_rotary: True for methods that turn queries back from their positions.
-        trained: What artifact a method is made from: `policy_set`, `soft_tokens`, or none.
+        trained: Kind of artifact that a method is made from: `policy_set`, `soft_tokens`, or none.
     """
 
     name: ClassVar[str]
@@ -174,7 +172,7 @@ class Method(Settings, ABC):
         return None
 
     @abstractmethod
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score every cached token of every head; the higher, the longer it is kept.
 
         Args:
@@ -187,14 +185,12 @@ class Method(Settings, ABC):
             InputError: If the state lacks what the method needs.
         """
 
-    def allocate(
-        self, state: CacheState, scores: Float[Tensor, "head token"], budget: int
-    ) -> int | Int[Tensor, "head"]:
+    def allocate(self, state: CacheState, scores: Scores, budget: int) -> int | Int[Tensor, "head"]:
         """Share a budget of `budget` tokens a KV head on average among the heads; by default all get the same.
 
         Args:
             state: The cache that was scored.
-            scores: What `score` gave for it.
+            scores: The scores of it.
             budget: Tokens that a head keeps on average.
 
         Returns:
@@ -205,9 +201,7 @@ class Method(Settings, ABC):
         return budget
 
 
-def kept_by_method(
-    method: Method, state: CacheState, scores: Float[Tensor, "head token"], budget: int
-) -> Int[Tensor, "head most"]:
+def kept_by_method(method: Method, state: CacheState, scores: Scores, budget: int) -> Int[Tensor, "head most"]:
     """Choose the tokens that each head keeps, when the method shares a budget among the heads.
 
     Args:

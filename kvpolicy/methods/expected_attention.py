@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from kvpolicy.config.settings import Count, NotNegative, Positive
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 from kvpolicy.models.rotary import Rotary, turn, turn_back
 
@@ -48,21 +47,17 @@ class ExpectedAttention(Method):
         epsilon: Added to the expected attention before it is weighed by the value.
     """
 
-    name: ClassVar[str] = "expected_attention"
-    description: ClassVar[str] = "Keeps what a Gaussian query at positions to come attends to, weighed by the value"
-    reference: ClassVar[str] = "arXiv 2510.00636"
-    needs_rotary: ClassVar[bool] = True
+    name = "expected_attention"
+    description = "Keeps what a Gaussian query at positions to come attends to, weighed by the value"
+    reference = "arXiv 2510.00636"
+    needs_rotary = True
+    num_queries = None  # all; scoring takes as many as there are, such as those of the last chunk
 
     num_future_positions: Positive = 512
     num_sink_tokens: Count = NUM_SINK_TOKENS
     epsilon: NotNegative = 0.0
 
-    @property
-    def num_queries(self) -> None:
-        """All; scoring takes what there is, such as those of the last chunk."""
-        return None
-
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by expected attention times the norm of the value."""
         if state.rotary is None or not state.num_queries:
             missing = "rotary embedding" if state.rotary is None else "queries"

@@ -1,25 +1,22 @@
 """No eviction: the row that every curve is compared with."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Method):
     """Keeps everything. It prefers no token, so all scores are equal; callers ask `evicts` and select nothing."""
 
-    name: ClassVar[str] = "full"
-    description: ClassVar[str] = "Keeps the whole cache, whatever the budget"
-    reference: ClassVar[str] = "none"
-    recompression_obstacle: ClassVar[str | None] = "it keeps everything, so that its cache grows with the context"
-    evicts: ClassVar[bool] = False
+    name = "full"
+    description = "Keeps the whole cache, whatever the budget"
+    reference = "none"
+    recompression_obstacle = "it keeps everything, so that its cache grows with the context"
+    evicts = False
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score every token alike."""
         return torch.zeros(state.num_heads, state.num_tokens, device=state.keys.device)

@@ -1,14 +1,11 @@
 """H2O: heavy hitters of all attention so far."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.observed_attention import observed_attention
 
 
@@ -22,17 +19,13 @@ class H2O(Method):
     budget in the paper, is the one that every method is given.
     """
 
-    name: ClassVar[str] = "h2o"
-    description: ClassVar[str] = "Keeps tokens that received most attention so far, per query that could see them"
-    reference: ClassVar[str] = "arXiv 2306.14048"
-    recompression_obstacle: ClassVar[str | None] = "it needs the queries of the whole context, not of its end alone"
+    name = "h2o"
+    description = "Keeps tokens that received most attention so far, per query that could see them"
+    reference = "arXiv 2306.14048"
+    recompression_obstacle = "it needs the queries of the whole context, not of its end alone"
+    num_queries = None
 
-    @property
-    def num_queries(self) -> None:
-        """All."""
-        return None
-
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by the mean attention over the queries that see the token."""
         if state.num_queries != state.num_tokens:
             raise InputError(

@@ -1,7 +1,7 @@
 """Judge Q: what trained soft tokens attend to from the end of the prompt."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kvpolicy.attention.probe import probe_attention
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 
 
 @runtime_checkable
 class Probing(Protocol):
-    """What trained soft tokens offer."""
+    """The interface of trained soft tokens."""
 
     @property
     def embeddings(self) -> Float[Tensor, "probe width"]:
@@ -30,14 +30,14 @@ class JudgeQ(Method):
     `kvpolicy.training.soft_token_training` trains them, and says what differs from the paper.
 
     Attributes:
-        soft_tokens: The trained soft tokens, or whatever has their embeddings.
+        soft_tokens: The trained soft tokens, or anything with embeddings.
     """
 
-    name: ClassVar[str] = "judgeq"
-    description: ClassVar[str] = "Judge Q: keeps what 32 soft tokens attend to, trained to attend as the response does"
-    reference: ClassVar[str] = "arXiv 2509.10798"
-    recompression_obstacle: ClassVar[str | None] = "its soft tokens run on the full cache of the context, at its end"
-    trained: ClassVar = "soft_tokens"
+    name = "judgeq"
+    description = "Judge Q: keeps what 32 soft tokens attend to, trained to attend as the response does"
+    reference = "arXiv 2509.10798"
+    recompression_obstacle = "its soft tokens run on the full cache of the context, at its end"
+    trained = "soft_tokens"
 
     soft_tokens: Probing
 
@@ -47,7 +47,7 @@ class JudgeQ(Method):
         return self.soft_tokens.embeddings
 
     @torch.no_grad()
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by the attention that the soft tokens pay, averaged over them and over the group."""
         if state.probe is None:
             raise InputError(

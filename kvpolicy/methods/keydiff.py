@@ -1,13 +1,10 @@
 """KeyDiff: distinctive keys attract attention."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn import functional
 
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +14,11 @@ class KeyDiff(Method):
     Linear in the number of tokens: the paper's form with one anchor, which stands for all pairwise cosines.
     """
 
-    name: ClassVar[str] = "keydiff"
-    description: ClassVar[str] = "Keeps the keys that differ most from the mean direction of all keys"
-    reference: ClassVar[str] = "arXiv 2504.15364"
+    name = "keydiff"
+    description = "Keeps the keys that differ most from the mean direction of all keys"
+    reference = "arXiv 2504.15364"
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by −cos(k, mean of k/‖k‖)."""
         unit_keys = functional.normalize(state.keys.float(), dim=-1)
         anchor = functional.normalize(unit_keys.mean(dim=1), dim=-1)

@@ -1,14 +1,13 @@
 """LagKV: tokens that stand out against the partition after theirs."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kvpolicy.config.settings import Count, Positive
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 
 _MIN_SPAN = 1e-12  # a channel that varies less counts as constant
@@ -33,14 +32,14 @@ class LagKV(Method):
         lag_tokens: Length of a partition.
     """
 
-    name: ClassVar[str] = "lagkv"
-    description: ClassVar[str] = "Keeps tokens whose keys and values stand out against the partition that follows"
-    reference: ClassVar[str] = "arXiv 2504.04704"
+    name = "lagkv"
+    description = "Keeps tokens whose keys and values stand out against the partition that follows"
+    reference = "arXiv 2504.04704"
 
     num_sink_tokens: Count = NUM_SINK_TOKENS
     lag_tokens: Positive = 128
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score within partitions; by recency alone where there are fewer than two partitions."""
         num_sinks = min(self.num_sink_tokens, state.num_tokens)
         num_partitions = (state.num_tokens - num_sinks) // self.lag_tokens

@@ -1,26 +1,26 @@
 """KVP: a learned policy as a method."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.errors import InputError
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What a policy set offers: one network for every KV head, all applied at once."""
+    """The interface of a policy set: one network for every KV head, all applied at once."""
 
     def score(
         self,
         keys: Float[Tensor, "head token dim"],
         values: Float[Tensor, "head token dim"],
         positions: Int[Tensor, "shared token"],
-    ) -> Float[Tensor, "head token"]:
+    ) -> Scores:
         """Score every token of every head from its key, its value and its original position.
 
         Positions are one row for all heads, or one for each.
@@ -35,18 +35,18 @@ class LearnedPolicy(Method):
     It needs no queries: a token is judged by its own key, value and position.
 
     Attributes:
-        policy: The policy set, or whatever scores as one.
+        policy: The policy set, or anything that scores as one.
     """
 
-    name: ClassVar[str] = "kvp"
-    description: ClassVar[str] = "KV Policy: a small network for every KV head, trained on future attention"
-    reference: ClassVar[str] = "arXiv 2602.10238"
-    trained: ClassVar = "policy_set"
+    name = "kvp"
+    description = "KV Policy: a small network for every KV head, trained on future attention"
+    reference = "arXiv 2602.10238"
+    trained = "policy_set"
 
     policy: Scorer
 
     @torch.no_grad()
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score with the policy; no gradients are recorded."""
         scores = self.policy.score(state.keys, state.values, state.positions)
         if tuple(scores.shape) != (state.num_heads, state.num_tokens):

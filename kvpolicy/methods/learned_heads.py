@@ -1,14 +1,14 @@
 """KVP with budgets by head: the learned scores also say how many tokens a head keeps."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from kvpolicy.config.settings import Share
 from kvpolicy.methods.allocation import NUM_ALWAYS_TOKENS, UNEVEN_HEADS, adaptive_budgets
-from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.base import CacheState, Scores
 from kvpolicy.methods.learned import LearnedPolicy
 from kvpolicy.methods.ranking import budget_from_ratio
 
@@ -31,15 +31,15 @@ class LearnedHeads(LearnedPolicy):
         pool: Heads that share their budget: those of a `layer`, or of the whole `model`.
     """
 
-    name: ClassVar[str] = "kvp_heads"
-    description: ClassVar[str] = "KV Policy, with the budget shared among heads by the learned scores"
-    reference: ClassVar[str] = "arXiv 2602.10238"
-    recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
+    name = "kvp_heads"
+    description = "KV Policy, with the budget shared among heads by the learned scores"
+    reference = "arXiv 2602.10238"
+    recompression_obstacle = UNEVEN_HEADS
 
     safeguard: Share = 0.2
     pool: Literal["layer", "model"] = "layer"
 
-    def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
+    def allocate(self, state: CacheState, scores: Scores, budget: int) -> Int[Tensor, "head"]:
         """Share the budget of each pool among its heads."""
         floor = NUM_ALWAYS_TOKENS + budget_from_ratio(self.safeguard, budget - NUM_ALWAYS_TOKENS)
         num_pools = 1 if self.pool == "model" else state.num_heads // state.num_kv_heads

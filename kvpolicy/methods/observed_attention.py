@@ -22,7 +22,7 @@ def observed_attention(
     Args:
         state: The cache and the queries.
         num_queries: Last queries to sum over; fewer where the context is shorter.
-        method: Who asks, for the error.
+        method: Name of the method, for the error.
         max_block_bytes: Bound on the weights of one block.
 
     Returns:

@@ -1,14 +1,13 @@
 """PyramidKV: SnapKV with more tokens for the first layers than for the last."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from kvpolicy.config.settings import Positive
 from kvpolicy.methods.allocation import UNEVEN_HEADS, pyramid_budgets
-from kvpolicy.methods.base import CacheState
+from kvpolicy.methods.base import CacheState, Scores
 from kvpolicy.methods.snapkv import SnapKV
 
 
@@ -16,21 +15,21 @@ from kvpolicy.methods.snapkv import SnapKV
 class PyramidKV(SnapKV):
     """SnapKV's scores, with layer budgets that fall linearly (arXiv 2406.02069, section 4).
 
-    All heads of a layer keep the same number of tokens. How the budgets are made, and where they differ from the
-    authors' code, is told at `kvpolicy.methods.allocation.pyramid_budgets`.
+    All heads of a layer keep the same number of tokens. `kvpolicy.methods.allocation.pyramid_budgets` describes
+    the budgets and their departures from the authors' code.
 
     Attributes:
         beta: The last layer has 1 / beta of the mean budget beyond the window.
     """
 
-    name: ClassVar[str] = "pyramidkv"
-    description: ClassVar[str] = "SnapKV, with layer budgets that fall linearly from the first layer to the last"
-    reference: ClassVar[str] = "arXiv 2406.02069"
-    recompression_obstacle: ClassVar[str | None] = UNEVEN_HEADS
+    name = "pyramidkv"
+    description = "SnapKV, with layer budgets that fall linearly from the first layer to the last"
+    reference = "arXiv 2406.02069"
+    recompression_obstacle = UNEVEN_HEADS
 
     beta: Positive = 20
 
-    def allocate(self, state: CacheState, scores: Float[Tensor, "head token"], budget: int) -> Int[Tensor, "head"]:
+    def allocate(self, state: CacheState, scores: Scores, budget: int) -> Int[Tensor, "head"]:
         """Share the budget among layers; neither the cache nor the scores matter for it."""
         by_layer = pyramid_budgets(
             budget,

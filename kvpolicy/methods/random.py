@@ -1,14 +1,11 @@
 """The floor that every method must beat: a random order."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +16,11 @@ class Random(Method):
     device.
     """
 
-    name: ClassVar[str] = "random"
-    description: ClassVar[str] = "A random order, another one for every sample, layer and head"
-    reference: ClassVar[str] = "none"
+    name = "random"
+    description = "A random order, another one for every sample, layer and head"
+    reference = "none"
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Draw from the sample's seed."""
         # torch's CPU generator reads the lower 32 bits of a seed only, so all 64 are mixed into them first.
         mixed = np.random.SeedSequence(state.seed % 2**64).generate_state(1)

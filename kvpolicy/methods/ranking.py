@@ -95,7 +95,7 @@ def retention_ranks(
     num_sink_tokens: int = NUM_SINK_TOKENS,
     num_recent_tokens: int = NUM_RECENT_TOKENS,
 ) -> Int[Tensor, "head token"]:
-    """Say how long each token is kept as the budget shrinks: the inverse of `kept_positions`, for all budgets at once.
+    """Rank tokens by how long each is kept as the budget shrinks: `kept_positions` inverted, for all budgets at once.
 
     The always-kept tokens rank first, in the order of their positions, and the others follow by score. So a head that
     keeps b tokens keeps exactly those with ranks up to b.
@@ -140,15 +140,7 @@ def check_budget(
         )
 
 
-def check_allocation(
-    allocation: int | Int[Tensor, "head"],
-    budget: int,
-    *,
-    num_heads: int,
-    num_tokens: int,
-    num_sink_tokens: int = NUM_SINK_TOKENS,
-    num_recent_tokens: int = NUM_RECENT_TOKENS,
-) -> None:
+def check_allocation(allocation: int | Int[Tensor, "head"], budget: int, *, num_heads: int, num_tokens: int) -> None:
     """Refuse a way to share a budget among heads that gives out another number of tokens, or that cannot be kept.
 
     Args:
@@ -156,8 +148,6 @@ def check_allocation(
         budget: Tokens that a head keeps on average.
         num_heads: Heads that share.
         num_tokens: Tokens of the context.
-        num_sink_tokens: First tokens that are always kept.
-        num_recent_tokens: Last tokens that are always kept.
 
     Raises:
         InputError: If the sum is not `budget * num_heads`, or a head gets less than the always-kept tokens or more than
@@ -170,7 +160,7 @@ def check_allocation(
             f"{num_heads} (the budget of {budget} each on average); share out neither more nor less"
         )
     for bound in (int(shares.min()), int(shares.max())):
-        check_budget(bound, num_tokens, num_sink_tokens=num_sink_tokens, num_recent_tokens=num_recent_tokens)
+        check_budget(bound, num_tokens)
 
 
 def budget_from_ratio(ratio: float, num_tokens: int) -> int:

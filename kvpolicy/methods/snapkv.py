@@ -1,15 +1,13 @@
 """SnapKV: what the end of the prompt looks at."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn import functional
 
 from kvpolicy.config.settings import Expect, Positive
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.observed_attention import observed_attention
 
 
@@ -31,9 +29,9 @@ class SnapKV(Method):
         kernel: Neighbouring tokens that are averaged; odd.
     """
 
-    name: ClassVar[str] = "snapkv"
-    description: ClassVar[str] = "Keeps what the last 64 queries attend to, smoothed over neighbours"
-    reference: ClassVar[str] = "arXiv 2404.14469"
+    name = "snapkv"
+    description = "Keeps what the last 64 queries attend to, smoothed over neighbours"
+    reference = "arXiv 2404.14469"
 
     window_tokens: Positive = 64
     kernel: Annotated[Positive, Expect(lambda count: count % 2, "an odd number of tokens")] = 5
@@ -43,7 +41,7 @@ class SnapKV(Method):
         """The observation window."""
         return self.window_tokens
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score earlier tokens by pooled attention, at most 1, and the window from 1 to 2."""
         num_window = min(self.window_tokens, state.num_tokens)
         num_earlier = state.num_tokens - num_window

@@ -1,14 +1,11 @@
 """StreamingLLM: attention sinks and a sliding window."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvpolicy.config.settings import Count
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 
 
@@ -16,7 +13,7 @@ from kvpolicy.methods.ranking import NUM_SINK_TOKENS
 class StreamingLLM(Method):
     """The first tokens, then the most recent ones (arXiv 2309.17453, section 3.2).
 
-    Sinks are told by their original position, and no two tokens tie, so a second compression of a compacted cache
+    Sinks are identified by their original position, and no two tokens tie, so a second compression of a compacted cache
     keeps the same sinks as the first.
 
     Departure: the paper numbers positions within the cache; here tokens keep their original positions, as with every
@@ -26,13 +23,13 @@ class StreamingLLM(Method):
         num_sink_tokens: First tokens that rank above all others.
     """
 
-    name: ClassVar[str] = "streaming_llm"
-    description: ClassVar[str] = "Keeps the first tokens (attention sinks) and the most recent ones"
-    reference: ClassVar[str] = "arXiv 2309.17453"
+    name = "streaming_llm"
+    description = "Keeps the first tokens (attention sinks) and the most recent ones"
+    reference = "arXiv 2309.17453"
 
     num_sink_tokens: Count = NUM_SINK_TOKENS
 
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by position, the sinks above the last token."""
         positions = state.positions
         sinks = positions[:, -1:] + self.num_sink_tokens - positions

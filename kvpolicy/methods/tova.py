@@ -1,12 +1,8 @@
 """TOVA: what the last query looks at."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
-
-from kvpolicy.methods.base import CacheState, Method
+from kvpolicy.methods.base import CacheState, Method, Scores
 from kvpolicy.methods.observed_attention import observed_attention
 
 
@@ -20,16 +16,12 @@ class TOVA(Method):
     and the last token ranks above all others.
     """
 
-    name: ClassVar[str] = "tova"
-    description: ClassVar[str] = "Keeps what the last query attends to, the same tokens in all heads of a layer"
-    reference: ClassVar[str] = "arXiv 2401.06104"
+    name = "tova"
+    description = "Keeps what the last query attends to, the same tokens in all heads of a layer"
+    reference = "arXiv 2401.06104"
+    num_queries = 1
 
-    @property
-    def num_queries(self) -> int:
-        """The last one."""
-        return 1
-
-    def score(self, state: CacheState) -> Float[Tensor, "head token"]:
+    def score(self, state: CacheState) -> Scores:
         """Score by the layer's mean attention, the last token above the possible 1."""
         attention = observed_attention(state, 1, method=self.name)
         by_layer = attention.reshape(-1, state.num_kv_heads * attention.shape[1], state.num_tokens).mean(dim=1)

@@ -11,19 +11,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+PerToken = Float[Tensor, "*batch token"]
+PerSequence = Float[Tensor, "*batch"]
+Mask = Bool[Tensor, "*batch token"]
+"""True for entries, false for padding."""
+
 # Below this optimal cost a sequence has nothing to lose, and every ranking of it is perfect.
 TINY = 1e-12
 
 
-def optimal_cost(importance: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch"]:
+def optimal_cost(importance: PerToken) -> PerSequence:
     """Cost of the best ranking: importance, descending. Padding of importance 0 adds nothing."""
     descending = importance.sort(dim=-1, descending=True).values
     return (descending * _ranks(importance)).sum(dim=-1)
 
 
-def ranking_cost(
-    scores: Float[Tensor, "*batch token"], importance: Float[Tensor, "*batch token"]
-) -> Float[Tensor, "*batch"]:
+def ranking_cost(scores: PerToken, importance: PerToken) -> PerSequence:
     """Cost of the ranking that `scores` give (descending, ties in order of position).
 
     Padding must score -inf, so that it comes last.
@@ -32,22 +35,18 @@ def ranking_cost(
     return (importance.gather(-1, order) * _ranks(importance)).sum(dim=-1)
 
 
-def normalised_cost(
-    scores: Float[Tensor, "*batch token"], importance: Float[Tensor, "*batch token"]
-) -> Float[Tensor, "*batch"]:
+def normalised_cost(scores: PerToken, importance: PerToken) -> PerSequence:
     """Cost of a ranking over that of the optimal one: 1.0 is perfect, and nothing is below it."""
     return over_optimal(ranking_cost(scores, importance), importance)
 
 
-def over_optimal(cost: Float[Tensor, "*batch"], importance: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch"]:
+def over_optimal(cost: PerSequence, importance: PerToken) -> PerSequence:
     """A cost over the optimal one; 1, with no gradient, for a sequence in which nothing is attended."""
     optimal = optimal_cost(importance)
     return torch.where(optimal > TINY, cost / optimal.clamp_min(TINY), 1.0)
 
 
-def mask_scores(
-    scores: Float[Tensor, "*batch token"], mask: Bool[Tensor, "*batch token"] | None
-) -> Float[Tensor, "*batch token"]:
+def mask_scores(scores: PerToken, mask: Mask | None) -> PerToken:
     """Scores with padding at -inf, which puts it last in every ranking."""
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 

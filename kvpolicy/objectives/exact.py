@@ -19,10 +19,10 @@ Legend: H heads, B sequences, T tokens, G grid points.
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from kvpolicy.objectives.cost import over_optimal
+from kvpolicy.objectives.cost import Mask, PerSequence, PerToken, over_optimal
 
 NUM_GRID_POINTS = 1024
 _BLOCK_BYTES = 64 * 2**20
@@ -31,9 +31,7 @@ _BLOCK_BYTES = 64 * 2**20
 _LEAST_SPACING = 1e-3
 
 
-def expected_ranks(
-    scores: Float[Tensor, "*batch token"], mask: Bool[Tensor, "*batch token"] | None = None
-) -> Float[Tensor, "*batch token"]:
+def expected_ranks(scores: PerToken, mask: Mask | None = None) -> PerToken:
     """E[rank] of every entry by direct summation over pairs, in blocks of rows; padding takes part in no pair."""
     num_tokens = scores.shape[-1]
     rows = scores.numel() // num_tokens
@@ -49,10 +47,10 @@ def expected_ranks(
 
 
 def expected_ranks_binned(
-    scores: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
+    scores: PerToken,
+    mask: Mask | None = None,
     num_grid_points: int = NUM_GRID_POINTS,
-) -> Float[Tensor, "*batch token"]:
+) -> PerToken:
     """E[rank] of every entry through a grid of `num_grid_points` over each row's range of scores."""
     weight = torch.ones_like(scores) if mask is None else mask.to(scores.dtype)
     low, spacing = _grid(scores, mask, num_grid_points)
@@ -75,19 +73,13 @@ def expected_ranks_binned(
     return ranks
 
 
-def binned_rank_error_bound(
-    scores: Float[Tensor, "*batch token"], num_grid_points: int = NUM_GRID_POINTS
-) -> Float[Tensor, "*batch 1"]:
+def binned_rank_error_bound(scores: PerToken, num_grid_points: int = NUM_GRID_POINTS) -> Float[Tensor, "*batch 1"]:
     """Largest possible difference between the binned and the direct E[rank] of any entry, per row."""
     _, spacing = _grid(scores, None, num_grid_points)
     return scores.shape[-1] * spacing**2 / (24 * math.sqrt(3))
 
 
-def exact_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-) -> Float[Tensor, "*batch"]:
+def exact_loss(scores: PerToken, importance: PerToken, mask: Mask | None = None) -> PerSequence:
     """Log of the expected normalised eviction cost of each sequence: 0 is perfect.
 
     The log keeps heads whose costs differ by orders of magnitude in balance; it changes the weight of a sequence's

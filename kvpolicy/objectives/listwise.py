@@ -6,17 +6,11 @@ only divided by its sum. The target's entropy, a constant, is subtracted: the lo
 """
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from kvpolicy.objectives.cost import TINY, mask_scores
+from kvpolicy.objectives.cost import TINY, Mask, PerSequence, PerToken, mask_scores
 
 
-def listwise_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-) -> Float[Tensor, "*batch"]:
+def listwise_loss(scores: PerToken, importance: PerToken, mask: Mask | None = None) -> PerSequence:
     """KL divergence from the importance's distribution to the scores', of each sequence, in nats.
 
     Args:

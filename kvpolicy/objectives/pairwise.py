@@ -9,20 +9,20 @@ the mean over all of them, and memory is linear in n.
 """
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+
+from kvpolicy.objectives.cost import Mask, PerSequence, PerToken
 
 NUM_PARTNERS = 16
 
 
 def pairwise_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
+    scores: PerToken,
+    importance: PerToken,
+    mask: Mask | None = None,
     *,
     generator: torch.Generator,
     num_partners: int = NUM_PARTNERS,
-) -> Float[Tensor, "*batch"]:
+) -> PerSequence:
     """Mean logistic loss of each sequence over the pairs that are drawn.
 
     Args:

@@ -8,21 +8,16 @@ Unlike the policy gradient these weigh every token alike, wherever it ranks.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvpolicy.objectives.cost import TINY
+from kvpolicy.objectives.cost import TINY, Mask, PerSequence, PerToken
 
 # What receives less than this share of the mean importance is taken to receive that: the log of next to nothing would
 # otherwise be most of the variance.
 LEAST_SHARE = 1e-4
 
 
-def mse_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-) -> Float[Tensor, "*batch"]:
+def mse_loss(scores: PerToken, importance: PerToken, mask: Mask | None = None) -> PerSequence:
     """Mean squared error of each sequence's scores to its standardised importance.
 
     Args:
@@ -33,11 +28,7 @@ def mse_loss(
     return _unexplained(scores, importance, mask)
 
 
-def log_mse_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-) -> Float[Tensor, "*batch"]:
+def log_mse_loss(scores: PerToken, importance: PerToken, mask: Mask | None = None) -> PerSequence:
     """Mean squared error of each sequence's scores to its standardised log-importance.
 
     Args:

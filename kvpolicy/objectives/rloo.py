@@ -12,17 +12,17 @@ Legend: K rankings, then any batch dimensions, T tokens.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvpolicy.errors import InputError
-from kvpolicy.objectives.cost import TINY, mask_scores, optimal_cost
+from kvpolicy.objectives.cost import TINY, Mask, PerSequence, PerToken, mask_scores, optimal_cost
 
 MIN_RANKINGS = 2
 
 
 def sample_rankings(
-    scores: Float[Tensor, "*batch token"], num_rankings: int, generator: torch.Generator
+    scores: PerToken, num_rankings: int, generator: torch.Generator
 ) -> Int[Tensor, "ranking *batch token"]:
     """Draw rankings from the Plackett-Luce distribution of `scores`; entries scored -inf come last."""
     shape = (num_rankings, *scores.shape)
@@ -31,9 +31,9 @@ def sample_rankings(
 
 
 def log_probability(
-    scores: Float[Tensor, "*batch token"],
+    scores: PerToken,
     rankings: Int[Tensor, "ranking *batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
+    mask: Mask | None = None,
 ) -> Float[Tensor, "ranking *batch"]:
     """Plackett-Luce log-probability of each ranking; padding, ranked last, contributes nothing."""
     # Padding must not be -inf here: differences of infinities have no gradient. Far below every score is as good.
@@ -48,14 +48,14 @@ def log_probability(
 
 
 def rloo_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
+    scores: PerToken,
+    importance: PerToken,
+    mask: Mask | None = None,
     *,
     num_rankings: int,
     generator: torch.Generator,
     normalise: bool = True,
-) -> Float[Tensor, "*batch"]:
+) -> PerSequence:
     """Surrogate whose gradient is the leave-one-out estimate of the gradient of the expected normalised cost.
 
     Args:

@@ -17,19 +17,14 @@ mean over each pool, which the same segment sums give.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvpolicy.objectives.cost import over_optimal
+from kvpolicy.objectives.cost import Mask, PerSequence, PerToken, over_optimal
 
 STRENGTH = 4.0
 
 
-def soft_rank_loss(
-    scores: Float[Tensor, "*batch token"],
-    importance: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-) -> Float[Tensor, "*batch"]:
+def soft_rank_loss(scores: PerToken, importance: PerToken, mask: Mask | None = None) -> PerSequence:
     """Log of the normalised eviction cost of each sequence at its soft ranks: 0 is perfect.
 
     Args:
@@ -40,18 +35,13 @@ def soft_rank_loss(
     return over_optimal((importance * soft_ranks(scores, mask)).sum(dim=-1), importance).log()
 
 
-def soft_ranks(
-    scores: Float[Tensor, "*batch token"],
-    mask: Bool[Tensor, "*batch token"] | None = None,
-    *,
-    strength: float = STRENGTH,
-) -> Float[Tensor, "*batch token"]:
+def soft_ranks(scores: PerToken, mask: Mask | None = None, *, strength: float = STRENGTH) -> PerToken:
     """Soft ranks: near 1 for the highest score, near the number of entries for the lowest; padding comes after.
 
     Args:
         scores: Scores of the policy.
         mask: True for entries, false for padding.
-        strength: Of the regularisation; epsilon is this over the number of entries.
+        strength: Strength of the regularisation; epsilon is this over the number of entries.
     """
     size = scores.shape[-1]
     num_entries = torch.full_like(scores[..., :1], size) if mask is None else mask.sum(dim=-1, keepdim=True)
@@ -66,7 +56,7 @@ def soft_ranks(
     return torch.empty_like(ranks).scatter(-1, order, ranks)
 
 
-def nonincreasing_fit(values: Float[Tensor, "*batch token"]) -> Float[Tensor, "*batch token"]:
+def nonincreasing_fit(values: PerToken) -> PerToken:
     """The nonincreasing sequence that is closest to each row in squared error (isotonic regression)."""
     detached = values.detach()
     starts = torch.ones_like(values, dtype=torch.bool)

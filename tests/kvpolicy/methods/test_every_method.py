@@ -267,10 +267,10 @@ def _changed(state: CacheState, **fields: object) -> CacheState:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"values": torch.zeros(4, 23, 4)}, "values has shape"),
-        ({"positions": torch.arange(23)[None]}, "positions has shape"),
-        ({"positions": torch.arange(24)}, "positions has shape"),
-        ({"positions": torch.arange(24).expand(2, -1)}, "positions has shape"),
+        ({"values": torch.zeros(4, 23, 4)}, "values have shape"),
+        ({"positions": torch.arange(23)[None]}, "positions have shape"),
+        ({"positions": torch.arange(24)}, "positions have shape"),
+        ({"positions": torch.arange(24).expand(2, -1)}, "positions have shape"),
         ({"importance": torch.zeros(3, 24)}, "importance has shape"),
         ({"queries": torch.zeros(3, 3, 24, 4)}, "queries have shape"),
         ({"queries": torch.zeros(4, 3, 25, 4)}, "25 queries for 24 tokens"),
