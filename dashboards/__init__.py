@@ -1,1 +1,1 @@
-"""Figures, pages and reports from the records in storage."""
+"""Figures and pages drawn from what storage holds."""

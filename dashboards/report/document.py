@@ -1,4 +1,4 @@
-"""The parts of a report, independent of its format: sections of prose, tables and figures, each with its origin.
+"""What a report is made of, whatever it is written as: sections of prose, tables and figures, each with its origin.
 
 `templates/report.html` writes it as HTML, `templates/report.md` as Markdown.
 """
@@ -24,7 +24,8 @@ class Prose:
 
     Attributes:
         lines: one is a paragraph; several are the items of a list.
-        kind: "plain"; "heading"; "claim" for the outcome of a comparison; "missing" for data that the run lacks.
+        kind: "plain"; "heading" of what follows; "claim" for what is claimed or not; "missing" for what this run has no
+            data for.
     """
 
     lines: tuple[str, ...]
@@ -36,13 +37,13 @@ Block = Prose | Table | Figure
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One question and its answer.
+    """One question and what answers it.
 
     Attributes:
         anchor: name of the section within the page.
         title: the heading.
         blocks: in the order of reading.
-        origin: its sources: words to ids of the catalog.
+        origin: what it was made of: words to ids of the catalog.
     """
 
     anchor: str
@@ -61,10 +62,10 @@ class Document:
 
 
 def prose(*lines: str) -> Prose:
-    """A plain paragraph, or a list of lines."""
+    """Plain words."""
     return Prose(lines=lines)
 
 
 def missing(what: str, remedy: str) -> Prose:
-    """A line that names missing data and the command that makes it."""
+    """A line that says what this run has no data for, and what makes it."""
     return Prose(lines=(f"Not in this run: {what}. {remedy}",), kind="missing")

@@ -1,4 +1,4 @@
-"""What distinguishes the KV heads of a model: the shape of their importance, and how alike they rank.
+"""Differences between the KV heads of a model: the shape of their importance, and how alike they rank.
 
 All of it is of importance as policies are trained on it, first and last tokens included, on samples that no policy was
 trained on. Figures of a sample are averaged over samples.

@@ -1,7 +1,7 @@
 """Does the score track the harm? One token at a time is taken out of every head, and the divergence is measured.
 
 A score is of a token in one head, and the harm is that of a token in all of them; so scores are first made one number
-a token (`token_scores`). Rankings are judged by the order of tokens alone, so what answers the question is Spearman's
+a token (`token_scores`). Rankings are orders of tokens and nothing else, so the question is answered by Spearman's
 correlation (`kvpolicy.analysis.ranks`) of scores and divergences in each sample, with an interval over samples.
 """
 
@@ -46,7 +46,7 @@ def choose_tokens(
     Args:
         scores: One number a token.
         count: Tokens to draw; all that there are to draw from, where they are fewer.
-        seed: Of the draws.
+        seed: Seed of the draws.
         num_sink_tokens: First tokens that are left out.
         num_recent_tokens: Last tokens that are left out.
 
@@ -92,7 +92,7 @@ def divergence_without(
         model: The language model.
         whole: The prefill of the context, and of any tokens that follow it.
         tokens: Indices into the context, of which each leaves by itself.
-        future_ids: What follows the context, teacher-forced.
+        future_ids: Tokens that follow the context, teacher-forced.
         num_context: Tokens of the context.
 
     Returns:

@@ -24,8 +24,8 @@ class Nestedness:
     Attributes:
         overlap: Share of the entries that a head could choose (those that are always kept are no choice) that both
             sets have; 1 where there was nothing to choose.
-        excess_missed_mass: What the smaller set misses of the full cache's importance beyond what the best set of its
-            size misses, as a share of all; never below 0.
+        excess_missed_mass: Share of the full cache's importance that the smaller set misses and the best set of its
+            size does not; never below 0.
     """
 
     overlap: Float[Tensor, "head"]

@@ -100,12 +100,12 @@ def received_importance(
     *,
     scaling: LogitScale,
 ) -> Float[Tensor, "head kept"]:
-    """What kept entries receive from new tokens that see them and each other, in blocks of queries.
+    """Attention that kept entries receive from new tokens, which see them and each other, in blocks of queries.
 
     Args:
         queries: Post-RoPE queries of the new tokens.
         keys: Post-RoPE keys of the uncompacted context.
-        new_keys: Those of the new tokens.
+        new_keys: Post-RoPE keys of the new tokens.
         kept: Indices that each head kept, with NOT_KEPT on the left of heads that kept fewer.
         scaling: The model's factor on the products of queries and keys, and its cap.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LogitScale:
-    """What a model makes of the product of a query and a key before the softmax.
+    """The logit that a model computes from the product of a query and a key.
 
     Attributes:
         factor: Factor on the product.

@@ -19,7 +19,7 @@ from kvpolicy.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """What one pass over `token` tokens left behind.
+    """The results of one pass over `token` tokens.
 
     Attributes:
         keys: Post-RoPE keys of every KV head (layer-major).

@@ -18,7 +18,7 @@ from kvpolicy.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProbeStates:
-    """What the probe's embeddings became in every layer, on top of a context.
+    """The probe's queries and keys in every layer, on top of a context.
 
     Attributes:
         queries: Post-RoPE queries, grouped by the KV head that they read.
@@ -69,7 +69,7 @@ def run_probe(
         model: The language model.
         keys: Post-RoPE keys of the context.
         values: Its values.
-        embeddings: What takes the place of the tokens' embeddings.
+        embeddings: They take the place of the tokens' embeddings.
         first_position: Original position of the first embedding; the length of the cache unless it was compacted.
 
     Raises:

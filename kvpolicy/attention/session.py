@@ -147,7 +147,7 @@ def _attention(  # noqa: PLR0917  # the signature that transformers calls
 
 
 def own_attention(call: AttentionCall) -> Float[Tensor, "row query_head token dim"]:
-    """What the model's own function makes of a call: eager attention of its architecture, or SDPA if it has none.
+    """Answer a call as the model's own function does: eager attention of its architecture, or SDPA if it has none.
 
     Eager attention makes a matrix of all pairs of queries and keys.
     """
@@ -228,7 +228,7 @@ def _attend_capped(
     *,
     mask: Float[Tensor, "#row #kv_head token_of_group past"] | None,
 ) -> Float[Tensor, "row query_head token dim"]:
-    """What SDPA has no way to do, in blocks of tokens: memory grows with the entries and never with their square.
+    """Attend with capped logits, which SDPA cannot, in blocks of tokens: memory grows linearly with the entries.
 
     Args:
         query: As in `attend_masked`.

@@ -1,4 +1,4 @@
-"""What the reward of training is worth on one example: after eviction, over budgets, and token by token.
+"""Measure the worth of the training reward on one example: after eviction, over budgets, and token by token.
 
 Three questions, each measured on physically compacted caches: does future attention survive the eviction
 (`kvpolicy.analysis.reward`), are the best sets of two budgets nested (`nestedness`), and does a token's score track
@@ -95,7 +95,7 @@ def _importance_of(context: PreparedContext, kept: Sequence[Int[Tensor, "head _"
 
 
 def _nestedness(ranked: Ranked, budgets: Sequence[int]) -> Iterator[Finding]:
-    """Of the best sets, so of the contender that knows true importance."""
+    """Compare best sets, which only the contender that knows true importance has."""
     full, ascending = ranked.context.importance, sorted(budgets)
     best = [kept_positions(full, budget) for budget in ascending]
     recomputed = _importance_of(ranked.context, best)

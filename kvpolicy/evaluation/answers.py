@@ -24,7 +24,7 @@ class Unanswered:
     """Rows of one context that are about to answer.
 
     Attributes:
-        place: Of the example among those that are evaluated together.
+        place: Place of the example among those that are evaluated together.
         batch: The rows, with their caches up to the end of the question.
         first_tokens: The first token of each answer.
     """

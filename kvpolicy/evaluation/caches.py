@@ -22,7 +22,7 @@ class Row:
     """One compacted variant of an example.
 
     Attributes:
-        budgets: Those whose figures it gives.
+        budgets: Budgets whose figures it gives.
         kept: Entries of the whole context that it keeps.
     """
 
@@ -38,7 +38,7 @@ class RowBatch:
         ranked: The ranking.
         rows: The rows.
         cache: Their caches, with room for everything that follows.
-        after_context: What each predicts after the context's last token. That token runs before the last compression:
+        after_context: Predictions of each after the context's last token, which runs before the last compression:
             on the full cache, or where contexts come in chunks, on what the chunks before it left.
     """
 

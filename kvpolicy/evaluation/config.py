@@ -1,4 +1,4 @@
-"""What an evaluation judges."""
+"""The settings of an evaluation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def _check_budget(budget: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Settings):
-    """What is evaluated, and on how much."""
+    """Methods, budgets and samples of an evaluation."""
 
     tasks: Several[str] | None = None
     """Tasks to evaluate on; None for those that are trained on."""
@@ -62,7 +62,7 @@ class EvaluateConfig(Settings):
     """Examples that are evaluated and committed at once."""
 
     def conflicts(self) -> Iterator[str]:
-        """Say which samples are too few, and what cannot be done in chunks."""
+        """List numbers above that of the samples, and settings that chunks exclude."""
         for name in ("num_generated", "num_ranked", "num_analysed"):
             if getattr(self, name) > self.num_samples:
                 yield f"{name} is {getattr(self, name)}, expected at most num_samples ({self.num_samples})"
@@ -73,7 +73,7 @@ class EvaluateConfig(Settings):
         for name in self.methods:
             kind = method_type(name)
             if kind.recompression_obstacle is not None and name not in BOUNDS:
-                yield f"methods: {name} cannot be judged in chunks, as {kind.recompression_obstacle}: leave it out"
+                yield f"methods: {name} cannot be evaluated in chunks, as {kind.recompression_obstacle}: leave it out"
 
     @property
     def contenders(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class PreparedContext:
         whole: The prefill of context, question and reference answer, whose logits begin after the last token of the
             context or earlier.
         state: The context's part of the prefill, with true importance.
-        seed: Of the example.
+        seed: Seed of the example.
         answer_tokens: Tokens of a greedy answer, at most; 0 for none.
     """
 
@@ -68,7 +68,7 @@ class PreparedContext:
 
     @property
     def full_logits(self) -> Float[Tensor, "prediction vocab"]:
-        """What the full cache predicts after the context's last token and after each token of the future."""
+        """Predictions of the full cache after the context's last token and after each token of the future."""
         return self.whole.logits[-self.cut.num_future - 1 :]
 
     def rank(self, contender: Contender) -> "Ranked":
@@ -138,7 +138,7 @@ def prepare_contexts(
         example: The example, encoded.
         contenders: Methods, which say what of the prefill they need.
         settings: `query_agnostic`, `query_aware` or both.
-        seed: Of the example.
+        seed: Seed of the example.
         answer_tokens: Tokens of a greedy answer, at most; 0 for none.
 
     Raises:

@@ -24,17 +24,17 @@ from kvpolicy.objectives.cost import normalised_cost
 from kvpolicy.text.encoded_sample import EncodedSample
 
 MAX_HELD_BYTES = 2 * 2**30
-"""Of keys and values of the examples that are held at once."""
+"""Bytes of keys and values of the examples that are held at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedExample:
-    """An example, and what is asked of it.
+    """An example, and how it is evaluated.
 
     Attributes:
         encoded: The example.
-        seed: Of the example, which the random method mixes with its own.
-        generate: Whether to generate greedy answers for the metrics that judge them, which takes most of the time.
+        seed: Seed of the example, which the random method mixes with its own.
+        generate: Whether to generate greedy answers for the metrics of answers, which takes most of the time.
         keep_rankings: Whether to return every ranking of the whole context, token by token.
     """
 

@@ -1,4 +1,4 @@
-"""What is measured on a batch of compacted caches: fidelity, perplexity, the choice of an option.
+"""Measure a batch of compacted caches: fidelity, perplexity, the choice of an option.
 
 All of it runs on the same caches: question and reference answer first, then, the answer forgotten, every option in
 turn; greedy answers follow (`kvpolicy.evaluation.answers`).

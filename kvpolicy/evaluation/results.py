@@ -1,4 +1,4 @@
-"""Who takes part in an evaluation, and the figures that come of one example."""
+"""Contenders of an evaluation, and their figures on one example."""
 
 from dataclasses import dataclass, field
 
@@ -26,13 +26,13 @@ class HeadCosts(Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRanking(Result):
-    """The order in which one contender gives up the tokens of a context, and what the future pays these.
+    """The order in which one contender gives up the tokens of a context, and the attention that the future pays these.
 
     Attributes:
         ranks: From 1, kept longest, as `kvpolicy.methods.ranking.retention_ranks`: a head that keeps b tokens keeps
         ranks to b.
         kept: Tokens that each head keeps at each budget, in the order of the budgets.
-        importance: What the future pays each token (`kvpolicy.attention.importance`), the same for all.
+        importance: Attention of the future to each token (`kvpolicy.attention.importance`), the same for all.
     """
 
     ranks: Int[Tensor, "head token"]
@@ -45,9 +45,9 @@ class ExampleResult:
     """Everything that contenders come to on one example.
 
     Attributes:
-        scores: Of every contender at every budget.
-        head_costs: Of every contender that evicts, in each setting.
-        rankings: Of every contender that evicts, in each setting; none where they were not asked for.
+        scores: Figures of every contender at every budget.
+        head_costs: Costs of every contender that evicts, in each setting.
+        rankings: Rankings of every contender that evicts, in each setting, where they were requested.
     """
 
     scores: list[Score] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What is trained and on what: collected attention, policies per KV head, soft tokens, objectives compared."""
+"""Training and its input: collected attention, policies per KV head, soft tokens, objectives compared."""

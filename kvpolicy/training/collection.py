@@ -1,4 +1,4 @@
-"""Collecting: what one sample leaves for training, from one prefill."""
+"""Collecting: the traces of one sample for training, from one prefill."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,7 +46,7 @@ class Trace:
 
 
 def collect_trace(model: LanguageModel, example: EncodedSample, setting: str, *, stored_dtype: str = "model") -> Trace:
-    """Run a sample through the model and keep its context's cache with what the future makes of it.
+    """Run a sample through the model and keep its context's cache with the importance of its entries.
 
     The future is the reference continuation. Keys and values are views of the prefill, unless they are narrowed.
 

@@ -101,14 +101,14 @@ class TraceBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What one step says of itself.
+    """Measurements of one step.
 
     Attributes:
         step: Counted from 1.
         loss: Mean over heads and sequences; for `exact` the log of the expected normalised cost.
         train_s: Seconds of all steps so far, with the wait for their batches and without held-out measurements.
         gradient_norm: Mean over heads, before clipping.
-        learning_rate: That the step used.
+        learning_rate: Learning rate of the step.
         heads_at_once: Heads whose activations were in memory together: all, until the device had no room for them.
         heldout_cost: Normalised eviction cost of each head on held-out traces, where this step measured it.
     """
@@ -144,9 +144,9 @@ def train_agents(
         num_heads: Heads of every batch.
         head_dim: Dimension of keys and values.
         heldout: Gives the held-out batches anew at each call.
-        seed: Of the first weights and of what `rloo` and `pairwise` draw.
+        seed: Seed of the first weights, and of the draws of `rloo` and `pairwise`.
         device: Where to train.
-        on_step: Told of every step.
+        on_step: Called after every step.
 
     Returns:
         The agents (averaged weights) and the normalised eviction cost of each head on the held-out traces.

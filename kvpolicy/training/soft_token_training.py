@@ -50,7 +50,7 @@ class SoftTokenConfig(Settings):
     learning_rate: MoreThanZero = 0.1
     """Adam's at the first step, in units of the root mean square of the vocabulary's embeddings."""
     response: Literal["greedy", "reference"] = "greedy"
-    """What is to be attended as: the model's own `greedy` answer, as in the paper, or the `reference`."""
+    """Response whose attention is learned: the model's own `greedy` answer, as in the paper, or the `reference`."""
     max_response_tokens: Positive = 64
     """Tokens at which a greedy answer is cut, where the task allows more."""
 
@@ -132,10 +132,10 @@ def train_soft_tokens(
         model: The frozen model.
         lessons: Contexts with the attention that is aimed at; all are held in memory.
         config: How to train.
-        seed: Of the first embeddings and of the order of lessons.
-        model_digest: Of the model.
-        provenance: What else `training` is to say, such as the prompts.
-        on_step: Told of every step, counted from 1, and its loss before the update.
+        seed: Seed of the first embeddings and of the order of lessons.
+        model_digest: Digest of the model.
+        provenance: Further entries of `training`, such as the prompts.
+        on_step: Called after every step with its number, from 1, and its loss before the update.
 
     Raises:
         InputError: If there are no lessons, or a loss is not finite.
