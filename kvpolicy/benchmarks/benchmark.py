@@ -1,4 +1,4 @@
-"""A benchmark as it is registered: its tasks, what writes their samples, and what two splits must not share."""
+"""A benchmark as it is registered: its tasks, the writer of their samples, and the parts that no two splits share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Benchmark:
         name: Its name, which every task and sample has as well.
         tasks: Its tasks, in their order.
         write: Yields the samples that a request asks for, one after the other until there are no more.
-        fingerprint: What a sample must not share with another split: a noun to its texts.
+        fingerprint: Lists the parts of a sample that no other split may have: texts by a noun.
     """
 
     name: str

@@ -117,7 +117,7 @@ def long_samples(request: SampleRequest) -> Iterator[Sample]:
 
 
 def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:
-    """What a sample must not share with another split, read back from its prompt: paragraphs, or the report."""
+    """Read back from a prompt the texts that no other split may have: paragraphs, or the report."""
     head, _, tail = _TEMPLATES[sample.task].context.partition("{context}")
     return {"text": _traced(sample.context.removeprefix(head).removesuffix(tail))}
 

@@ -1,4 +1,4 @@
-"""What benchmarks are asked for when they write samples, and what they report beside them."""
+"""A request for samples of one task, and the counts that a benchmark reports beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a task before any sample of it is made."""
+"""Facts of a task that are known before any sample of it is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TaskInfo:
         version: Version of the benchmark; results of different versions are not compared.
         task: Name of the task, unique over all benchmarks.
         source: The source of outside files that the task needs (a name of `SOURCES`), or None.
-        metrics: What is measured beside the fidelity to the full cache, which is always.
+        metrics: Metrics besides the fidelity to the full cache, which is always measured.
         max_new_tokens: Tokens that the model may generate; 0 where nothing is generated.
         match: Whether the string match wants `all` references or `any`.
         description: One line for people.

@@ -1,4 +1,4 @@
-"""What a model computes must be finite: found where it is computed, before anything is ranked by it."""
+"""Checks that a model computes finite values, made where it computes them and before anything is ranked by them."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""What a model folder is refused for before anything of it is loaded: code, files outside its digest, damage.
+"""Refuse model folders before anything of them is loaded: for code, files outside their digest, damage.
 
 Code of a model is never run. Where a folder names some (`auto_map`) and transformers implements the same architecture
 and the tokenizer that the folder declares, transformers' own classes are used in the code's place; otherwise the folder
@@ -10,7 +10,7 @@ Kernels that transformers itself chooses are libraries, like transformers; those
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,8 +41,11 @@ def require_loadable_folder(folder: Path) -> None:
         )
     _require_known_implementation(config)
     _require_known_quantization(config)
-    _require_own_architecture(config)
-    _require_own_tokenizer(tokenizer)
+    models = ("AutoConfig", "AutoModelForCausalLM", "AutoModel")
+    _require_known_class("config.json", config, "model_type", "architecture", _is_architecture, *models)
+    _require_known_class(
+        "tokenizer_config.json", tokenizer, "tokenizer_class", "tokenizer", _is_tokenizer, "AutoTokenizer"
+    )
     for place, name in _references(folder, config, tokenizer):
         if not _is_beside(name):
             raise InputError(f"{place} refers to {name!r}, which is not a file of a model beside it: save it there")
@@ -89,36 +92,34 @@ def _require_known_quantization(config: Mapping[str, Any]) -> None:
         )
 
 
-def _require_own_architecture(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose architecture only its own code implements."""
-    code = _code_of(config, "AutoConfig", "AutoModelForCausalLM", "AutoModel")
-    if not code:
+def _require_known_class(
+    file: str, config: Mapping[str, Any], key: str, noun: str, is_known: Callable[[str], bool], *classes: str
+) -> None:
+    """Refuse a configuration that names code for some of transformers' classes unless transformers has its own.
+
+    Another tokenizer than the named one would make other tokens of the same text.
+    """
+    code, name = _code_of(config, *classes), config.get(key)
+    if not code or (isinstance(name, str) and is_known(name)):
         return
     import transformers
+
+    raise InputError(
+        f"{file} names code of its own ({code}), which is never run, and transformers "
+        f"{transformers.__version__} has no {noun} {name!r}: {_REMEDY}"
+    )
+
+
+def _is_architecture(name: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    architecture = config.get("model_type")
-    if not isinstance(architecture, str) or architecture not in CONFIG_MAPPING:
-        raise InputError(
-            f"config.json names code of its own ({code}), which is never run, and transformers "
-            f"{transformers.__version__} has no architecture {architecture!r}: {_REMEDY}"
-        )
+    return name in CONFIG_MAPPING
 
 
-def _require_own_tokenizer(config: Mapping[str, Any]) -> None:
-    """Refuse a tokenizer that only its own code implements: another one would make other tokens of the same text."""
-    code = _code_of(config, "AutoTokenizer")
-    if not code:
-        return
-    import transformers
+def _is_tokenizer(name: str) -> bool:
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    name = config.get("tokenizer_class")
-    if not isinstance(name, str) or tokenizer_class_from_name(name) is None:
-        raise InputError(
-            f"tokenizer_config.json names code of its own ({code}), which is never run, and transformers "
-            f"{transformers.__version__} has no tokenizer {name!r}: {_REMEDY}"
-        )
+    return tokenizer_class_from_name(name) is not None
 
 
 def _code_of(config: Mapping[str, Any], *classes: str) -> str:

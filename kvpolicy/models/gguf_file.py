@@ -165,13 +165,13 @@ def is_part(gguf: Path) -> bool:
 
 
 def missing_content(gguf: Path) -> str:
-    """What keeps a GGUF file from being whole, in a few words; empty where it is, or is no GGUF file at all.
+    """Say in a few words why a GGUF file is not whole; empty where it is, or is not a GGUF file at all.
 
     A file ends before its table of tensors does, or before the last byte that the table promises. Contents of tensors
     are not looked at.
 
     Raises:
-        InputError: If what is there of the header is wrong, so that more of the file would not help.
+        InputError: If the present part of the header is wrong, so that more of the file would not help.
         OSError: If the file cannot be read.
     """
     with gguf.open("rb") as stream:

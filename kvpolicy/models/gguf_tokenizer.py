@@ -1,6 +1,6 @@
 """The tokenizer of a GGUF file: transformers' reading of the header, with what that leaves out of it put back.
 
-What transformers (5.24) leaves out: how text is split before merges where it knows no such name, that tokens of the
+transformers (5.24) leaves out how text is split before merges where it knows no such name, that tokens of the
 vocabulary are taken whole before merges, the beginning token that llama.cpp adds where the header is silent, and that
 no blank goes before a text. A header that asks for anything else than what is known here is refused.
 """
@@ -168,14 +168,10 @@ def _require_same_tokens(tokenizer: Any, file: GgufFile) -> None:
     marked = {index for index, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)}
     for index in sorted({index for index in marked if tokens[index] in template} | set(_named_ids(file).values())):
         text = tokens[index]
-        if tokenizer.convert_tokens_to_ids(text) != index or _ids(tokenizer, text) != [index]:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if tokenizer.convert_tokens_to_ids(text) != index or ids != [index]:
             raise InputError(
                 f"its token {index} ({text!r}) would be read as others: pass the folder of the model it was made from"
             )
     if len(tokenizer) > file.shape("token_embd.weight")[0]:
         raise InputError(f"its tokenizer has {len(tokenizer)} tokens, more than embeddings: copy or make it again")
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids

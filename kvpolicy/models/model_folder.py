@@ -44,7 +44,7 @@ def _files(folder: Path) -> list[str]:
 def new_model_folder(folder: Path) -> Iterator[Path]:
     """Give a draft to fill, which becomes `folder` at the end of the block, with the SHA-256 of every file beside them.
 
-    Whoever is killed leaves a hidden draft alone. Two processes may make the same folder at once: the first to finish
+    A killed process leaves only a hidden draft. Two processes may make the same folder at once: the first to finish
     wins.
 
     Yields:

@@ -1,11 +1,11 @@
-"""The format of a model's prompts: what its chat template writes around texts, and the tokens that end an answer.
+"""The format of a model's prompts: the text that its chat template writes around others, and tokens that end an answer.
 
 A template is rendered with marks in the place of texts and cut at the marks, so it is followed around texts and never
 inside them: a text is put in as it is. The one exception is white space at the ends of a text, which is left out where
 the template strips it. A template that rewrites texts (collapses white space, escapes signs) is departed from there,
 and `note` says so.
 
-What is rendered must be the same tomorrow and elsewhere: the clock of templates stands still (`PINNED_TIME`), and a
+A rendered text must be the same tomorrow and elsewhere: the clock of templates stands still (`PINNED_TIME`), and a
 template that draws at random is not used.
 """
 
@@ -20,7 +20,7 @@ from itertools import zip_longest
 from typing import Any
 
 PINNED_TIME = datetime.datetime(2024, 7, 26)
-"""What a template takes for now: the day that Llama 3's template names where nobody gives it one."""
+"""The time that templates take for now: the day that Llama 3's template names where nobody gives it one."""
 
 _USER_MARK = "KVPUSERTEXTMARK"
 _ASSISTANT_MARK = "KVPASSISTANTTEXTMARK"
@@ -48,50 +48,51 @@ _DRAWS = re.compile(r"(?:\||\bfilter)\s*random\b|['\"]random['\"]|\blipsum\s*\("
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptFormat:
-    """What a tokenizer's chat template writes around the user's text.
+class _Format:
+    """Attributes that the formats of prompts and of dialogues share.
 
     Attributes:
-        head: Before the context.
-        tail: Between the question and the answer prefix.
-        is_chat: Whether there is a chat template that works; without one a blank comes before the answer prefix, as
-            in RULER, unless the question ends with white space.
-        end_id: Token that ends the assistant's turn, or None.
+        head: Text before the context, or before the first text of the user.
+        is_chat: Whether there is a chat template that works.
         start_id: Token before everything that is not written in `head`, or None.
         strips: Whether the template leaves out white space at the ends of a text.
         note: Why the format is not the model's own chat format, or where it departs from it; empty if neither.
     """
 
     head: str
-    tail: str
     is_chat: bool
-    end_id: int | None
     start_id: int | None
     strips: bool = False
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialogueFormat:
-    """What a tokenizer's chat template writes around the turns of a dialogue.
+class PromptFormat(_Format):
+    """The text that a tokenizer's chat template writes around the user's text.
+
+    Without a chat template a blank comes before the answer prefix, as in RULER, unless the question ends with white
+    space.
 
     Attributes:
-        head: Before the user's first text.
-        to_assistant: Between a user's text and the assistant's.
-        to_user: Between an assistant's text and the next one of the user.
-        is_chat: Whether there is a chat template that works for dialogues.
-        start_id: Token before everything that is not written in `head`, or None.
-        strips: Whether the template leaves out white space at the ends of every text.
-        note: As that of `PromptFormat`.
+        tail: Text between the question and the answer prefix.
+        end_id: Token that ends the assistant's turn, or None.
     """
 
-    head: str
+    tail: str
+    end_id: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueFormat(_Format):
+    """The texts that a tokenizer's chat template writes around the turns of a dialogue.
+
+    Attributes:
+        to_assistant: Text between a user's text and the assistant's.
+        to_user: Text between an assistant's text and the next one of the user.
+    """
+
     to_assistant: str
     to_user: str
-    is_chat: bool
-    start_id: int | None
-    strips: bool = False
-    note: str = ""
 
     def before(self, turn: int) -> str:
         """The text before that of a turn, counted from 0."""
@@ -181,7 +182,7 @@ def end_ids(tokenizer: Any, configured: int | Iterable[int] | None = None) -> fr
 
 
 def template_text(tokenizer: Any) -> str:
-    """All that a tokenizer's chat template may write: its source, and what it renders for prompts and dialogues."""
+    """Text that a tokenizer's chat template may write: its source, and its renderings of prompts and dialogues."""
     if not getattr(tokenizer, "chat_template", None):
         return ""
     rendered = [_rendered_or_none(tokenizer, turns) or "" for turns in ([_USER_MARK], _TURN_MARKS)]

@@ -74,7 +74,7 @@ def questions(request: SampleRequest) -> Iterator[Sample]:
 
 
 def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:
-    """What a sample must not share with another split, read back from its prompt: passages, questions, exemplars."""
+    """Read back from a prompt the texts that no other split may have: passages, questions, exemplars."""
     layout = LAYOUTS[sample.task]
     *exemplars, passage = sample.context.removeprefix(layout.heading).split("\n\n")
     return {"text": frozenset[str]().union(*map(layout.traced, [*exemplars, f"{passage}{sample.question}"]))}

@@ -104,7 +104,7 @@ def dialogues(request: SampleRequest) -> Iterator[Sample]:
 
 
 def fingerprint(sample: Sample) -> Mapping[str, frozenset[str]]:
-    """What a dialogue must not share with another split: its longer texts."""
+    """List the texts of a dialogue that no other split may have: the longer ones."""
     return {"text": long_texts((*sample.context_turns, *sample.answer_turns))}
 
 

@@ -1,4 +1,4 @@
-"""What a RULER sample must not share with another split, read back from its prompt.
+"""Read back from a RULER prompt its parts that no other split may have.
 
 This reads the finished text instead of asking the writers, so that a mistake in how they draw cannot hide.
 """

@@ -62,8 +62,7 @@ def generate(
     if index < 0:
         raise InputError(f"ruler/{task}: index must be at least 0, got {index}")
 
-    def plans(length: int) -> Sequence[Plan]:
-        return _plans(row, split=split, index=index, seed=seed, length_tokens=length, texts=texts)
+    plans = partial(_plans, row, split=split, index=index, seed=seed, texts=texts)
 
     def sample_of(plan: Plan, size: int, length: int) -> Sample:
         return Sample(
@@ -78,7 +77,7 @@ def generate(
     def tokens_of(plan: Plan, length: int, size: int) -> int:
         return count_tokens(sample_of(plan, size, length))
 
-    for plan in plans(length_tokens):
+    for plan in plans(length_tokens=length_tokens):
         size = largest_fitting(
             partial(tokens_of, plan, length_tokens),
             budget=length_tokens - row.max_new_tokens,
@@ -89,7 +88,7 @@ def generate(
             return sample_of(plan, size, length_tokens)
 
     def needed(length: int) -> int:
-        tightest = plans(length)[-1]
+        tightest = plans(length_tokens=length)[-1]
         return tokens_of(tightest, length, tightest.smallest) + row.max_new_tokens
 
     fitting = _smallest_length(needed, above=length_tokens)

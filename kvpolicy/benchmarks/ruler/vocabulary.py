@@ -1,4 +1,4 @@
-"""What needles are made of: numbers, uuids, words, coded words and variable names, each owned by one split.
+"""Strings that needles are made of: numbers, uuids, words, coded words and variable names, each owned by one split.
 
 Train, validation and test must never share a needle or a key. Every drawn string therefore belongs to exactly one
 split, by a hash of the string itself, and a draw is repeated until its split is the wanted one. Nothing is stored, the
