@@ -29,7 +29,9 @@ def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
                     f"sample {sample.sample_id} is of the {sample.split} split but is filed under {split}: "
                     "generate it for the split that uses it"
                 )
-            for part in _traceable(sample):
+            parts = BENCHMARKS[sample.benchmark].fingerprint(sample)
+            traced = [(kind, text) for kind, texts in parts.items() for text in sorted(texts)]
+            for part in [*traced, ("prompt", f"{sample.context}{sample.question}")]:
                 first = owner.setdefault(part, sample)
                 if first.split != split:
                     kind, text = part
@@ -38,10 +40,3 @@ def check_disjoint(samples_by_split: Mapping[str, Iterable[Sample]]) -> None:
                         f"the {first.split} and {split} splits share the {kind} {shown!r} "
                         f"({first.sample_id}, {sample.sample_id}): generate both from one version and one set of texts"
                     )
-
-
-def _traceable(sample: Sample) -> Iterable[tuple[str, str]]:
-    for kind, members in BENCHMARKS[sample.benchmark].fingerprint(sample).items():
-        for member in sorted(members):
-            yield kind, member
-    yield "prompt", f"{sample.context}{sample.question}"

@@ -9,8 +9,8 @@ always at the first).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, repeat
 from typing import Any
 
 from kvpolicy.benchmarks.ruler.prompt_plan import Lazy, Plan
@@ -36,16 +36,16 @@ def plan_needles(task: RulerTask, draw: Draw, essay_sentences: Sequence[str]) ->
     kind, per_key = task.value_kind, task.num_values
     keys = draw.take(task.key_kind, "keys", task.num_keys)
     values = draw.take(kind, "values", task.num_keys * per_key)
-    haystack: NoiseLines | NeedleLines | Essay
+    pieces_of: Callable[[int], list[str]]
     if task.haystack == "noise":
-        haystack = NoiseLines()
+        joint, pieces_of = "\n", Lazy(repeat(NOISE)).first
     elif task.haystack == "needles":
         others = zip(draw.stream(task.key_kind, "other keys"), draw.stream(kind, "other values"), strict=False)
-        haystack = NeedleLines(
-            Lazy(needle(kind, key, value) for key, value in others if key not in keys and value not in values)
-        )
+        lines = (needle(kind, key, value) for key, value in others if key not in keys and value not in values)
+        joint, pieces_of = "\n", Lazy(lines).first
     else:
-        haystack = Essay(essay_sentences, start=draw.rng("essay").randrange(len(essay_sentences)))
+        start = draw.rng("essay").randrange(len(essay_sentences))
+        joint, pieces_of = " ", Essay(essay_sentences, start=start).pieces
     needles = [needle(kind, keys[place // per_key], value) for place, value in enumerate(values)]
     rng = draw.rng("places")
     depths = sorted(rng.random() for _ in values)  # shares of the haystack
@@ -59,13 +59,13 @@ def plan_needles(task: RulerTask, draw: Draw, essay_sentences: Sequence[str]) ->
         name, some, hidden, asks, be = f"{kind}s", "Some", f"{kind}s are", "What are all the", "are"
 
     def write(size: int) -> Mapping[str, Any]:
-        pieces = haystack.pieces(size)
+        pieces = pieces_of(size)
         # From the back, so that the places of those still to come stay valid.
         for depth, hides in reversed(list(zip(depths, shuffled, strict=True))):
             pieces.insert(int(depth * (len(pieces) + 1)), hides)
         return {
             "context": f"{some} special magic {hidden} hidden within the following text. Make sure to memorize it. "
-            f"I will quiz you about the {name} afterwards.\n{haystack.joint.join(pieces)}\n",
+            f"I will quiz you about the {name} afterwards.\n{joint.join(pieces)}\n",
             "question": f"{asks} special magic {name} for {asked} mentioned in the provided text?",
             "answer_prefix": f"The special magic {name} for {asked} mentioned in the provided text {be}",
             "answer": f" {_listed(answers)}.",
@@ -75,33 +75,8 @@ def plan_needles(task: RulerTask, draw: Draw, essay_sentences: Sequence[str]) ->
     return Plan(write=write)
 
 
-class NoiseLines:
-    """The same five short sentences, a line a unit."""
-
-    joint = "\n"
-
-    def pieces(self, size: int) -> list[str]:
-        """`size` lines."""
-        return [NOISE] * size
-
-
-class NeedleLines:
-    """Needles with other keys and values, a line a unit."""
-
-    joint = "\n"
-
-    def __init__(self, needles: Lazy) -> None:
-        self._needles = needles
-
-    def pieces(self, size: int) -> list[str]:
-        """`size` lines."""
-        return list(self._needles.first(size))
-
-
 class Essay:
     """Prose from a starting sentence on, a word a unit; the last sentence is cut where the words end."""
-
-    joint = " "
 
     def __init__(self, sentences: Sequence[str], *, start: int) -> None:
         self._sentences = [*sentences[start:], *sentences[:start]]
