@@ -14,7 +14,7 @@ from prefect.deployments import run_deployment
 from prefect.runtime import deployment
 
 from flows.pipeline import HERE, NO_CHOICES, retrain
-from flows.runtime.process import home_path, open_home, prepare_process, watched_sources
+from flows.runtime.process import existing_home, home_path, open_home, prepare_process, watched_sources
 from flows.runtime.run_options import Choices, Runner
 from kvpolicy.errors import InputError, first_line
 from kvpolicy.models.model_sources import ModelSource
@@ -81,7 +81,7 @@ def watch_models(
         return WatchReport(home=str(home_path(home)), dry_run=dry_run)
     prepare_process()
     if dry_run:
-        present = Home.open(home_path(home), create=False)
+        present = existing_home(home)
         outcomes = look_for_models.fn(present, places, settle_s=settle_s)
         would = f"would be checked, and retrain started with the preset {preset}"
         waiting = [dataclasses.replace(one, reason=would) if one.outcome == FOUND else one for one in outcomes]

@@ -1,4 +1,4 @@
-"""The commands that ask the catalog and look after it: `sql` and `compact`."""
+"""The commands that query and maintain the catalog: `sql` and `compact`."""
 
 import datetime as dt
 from enum import StrEnum
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
-from flows.runtime.process import home_path
-from storage.home import Home
+from flows.runtime.process import existing_home
 
 
 class Format(StrEnum):
@@ -39,7 +38,7 @@ def sql(
             query = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise typer.BadParameter(f"--file {file} cannot be read: {error}") from error
-    print_rows(Catalog(Home.open(home_path(home), create=False)).sql(query or "", at=_moment(at)), output.value)
+    print_rows(Catalog(existing_home(home)).sql(query or "", at=_moment(at)), output.value)
 
 
 def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -51,7 +50,7 @@ def compact(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from storage.catalog.catalog import Catalog
     from storage.traces.store import TraceStore
 
-    opened = Home.open(home_path(home), create=False)
+    opened = existing_home(home)
     files = {**Catalog(opened).compact(), "manifest": TraceStore(opened.traces).compact()}
     print_records(
         [{"table": name, "files_before": before, "files": after} for name, (before, after) in files.items()],

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import HomeOption
-from flows.runtime.process import configure_libraries, home_path
+from flows.runtime.process import configure_libraries, existing_home
 from storage.home import Home
 
 DEFAULT_PORT = 8420
@@ -16,7 +16,7 @@ PortOption = Annotated[int, typer.Option(help="Of the dashboard on this machine;
 def dashboard(port: PortOption = DEFAULT_PORT, home: HomeOption = None) -> None:
     """Show budget curves, heads, tokens, lineage and runs in the browser, until it is interrupted; it only reads."""
     configure_libraries()
-    opened = Home.open(home_path(home), create=False)
+    opened = existing_home(home)
     from dashboards.app.server import HOST, make_app, open_port, serve
 
     with open_port(port) as listening:

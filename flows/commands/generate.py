@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.runtime.process import configure_libraries, home_path, open_home, prepare_process, standard_output_kept_clean
+from flows.runtime.process import (
+    configure_libraries,
+    existing_home,
+    open_home,
+    prepare_process,
+    standard_output_kept_clean,
+)
 from flows.runtime.standard_streams import remark
 from storage.home import Home
 
@@ -135,7 +141,7 @@ def _home_of(reference: str, home: str | None) -> Home:
 
     if is_registered(reference) and os.environ.get("KVP_MLFLOW_URI"):
         return open_home(home)
-    return Home.open(home_path(home), create=False)
+    return existing_home(home)
 
 
 def _figures(answer: "Generation") -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.runtime.process import home_path
+from flows.runtime.process import existing_home
 from storage.errors import StorageError
-from storage.home import Home
 
 if TYPE_CHECKING:
     from storage.catalog.catalog import Catalog
@@ -90,7 +89,7 @@ def openlineage(
 def _catalog(home: str | None) -> "Catalog":
     from storage.catalog.catalog import Catalog
 
-    return Catalog(Home.open(home_path(home), create=False))
+    return Catalog(existing_home(home))
 
 
 def _renderer(out: Path) -> "Callable[[LineageGraph], str]":

@@ -1,8 +1,7 @@
-"""The commands that say what there is: `methods`, `benchmarks` and `models`."""
+"""The commands that list what can be chosen: `methods`, `benchmarks` and `models`."""
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.runtime.process import home_path
-from storage.home import Home
+from flows.runtime.process import existing_home
 
 
 def methods(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -46,5 +45,5 @@ def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from storage.catalog.catalog import Catalog
 
     columns = "model_id, name, source, revision, architecture, num_layers, num_kv_heads, head_dim, max_positions"
-    rows = Catalog(Home.open(home_path(home), create=False)).sql(f"SELECT {columns} FROM models ORDER BY created_at")
+    rows = Catalog(existing_home(home)).sql(f"SELECT {columns} FROM models ORDER BY created_at")
     print_rows(rows, "json" if as_json else "table")

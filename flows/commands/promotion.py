@@ -1,4 +1,4 @@
-"""The commands `kvp promote` and `kvp rollback`: who is champion, decided by hand."""
+"""The commands `kvp promote` and `kvp rollback`: choose the champion by hand."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.runtime.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
-from storage.home import Home
+from flows.runtime.process import prepared_home, standard_output_kept_clean
 
 if TYPE_CHECKING:
     from storage.catalog.catalog import Catalog
@@ -26,7 +25,7 @@ def promote(
     as_json: JsonOption = False,
 ) -> None:
     """Make a policy set the champion of its model, whatever was decided on it."""
-    opened = _opened(home)
+    opened = prepared_home(home)
     with standard_output_kept_clean():
         from storage.catalog.catalog import Catalog
         from storage.catalog.promotions import MANUAL
@@ -51,7 +50,7 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Make the champion before the present one champion again; a second time the one before that."""
-    opened = _opened(home)
+    opened = prepared_home(home)
     with standard_output_kept_clean():
         from storage.catalog.catalog import Catalog
         from tasks.promote import roll_back
@@ -60,13 +59,6 @@ def rollback(
         digest = _only_model(catalog, "rollback") if model is None else _digest_of(catalog, model)
         row = roll_back(opened, digest, reason=reason)
     _print(catalog, row, as_json)
-
-
-def _opened(home: str | None) -> Home:
-    configure_libraries()
-    opened = Home.open(home_path(home), create=False)
-    point_prefect_at(opened.path)
-    return opened
 
 
 def _only_challenger(catalog: "Catalog") -> str:

@@ -1,4 +1,4 @@
-"""The commands `kvp stale` and `kvp rerun`: what would be done again now, and doing a recorded run again to compare."""
+"""The commands `kvp stale` and `kvp rerun`: list stages that would run again, and repeat a recorded run to compare."""
 
 import dataclasses
 import json
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption
-from flows.runtime.process import configure_libraries, home_path, point_prefect_at, standard_output_kept_clean
+from flows.runtime.process import prepared_home, standard_output_kept_clean
 from flows.services.prefect_server import own_server
-from storage.home import Home
 
 if TYPE_CHECKING:
     from flows.replay.repetition import Repetition
@@ -19,9 +18,7 @@ _DIFFERS = 1  # exit status of a repetition that came to something else
 
 def stale(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show which stages their requests would run again now, and which code, parameter or input is the cause."""
-    configure_libraries()
-    opened = Home.open(home_path(home), create=False)
-    point_prefect_at(opened.path)
+    opened = prepared_home(home)
     with standard_output_kept_clean():
         from flows.display.printing import print_records
         from flows.replay.staleness import LABELS, stale_stages
@@ -42,13 +39,11 @@ def rerun(
     as_json: JsonOption = False,
 ) -> None:
     """Repeat a run from its record and compare the results; exit with 1 if they differ. Nothing there changes."""
-    configure_libraries()
-    opened = Home.open(home_path(home), create=False)
-    point_prefect_at(opened.path)
+    opened = prepared_home(home)
     with standard_output_kept_clean(), own_server(opened) as wait_for_server:
         from flows.replay import recorded, repetition
 
-        original = recorded.find_original(opened, run)  # whatever is wrong with it is said before the server is there
+        original = recorded.find_original(opened, run)  # refuses a run before waiting for the server
         wait_for_server()
         outcome = repetition.rerun(original.known.run_id, str(opened.path))
     if as_json:

@@ -10,9 +10,9 @@ import typer
 from flows.commands.options import HomeOption, JsonOption
 from flows.runtime.process import (
     configure_libraries,
-    home_path,
     open_home,
     point_prefect_at,
+    prepared_home,
     standard_output_kept_clean,
 )
 from flows.services.processes import SERVER, recorded
@@ -50,9 +50,7 @@ def up(
 
 def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """End what `kvp up` started for this home, and nothing else."""
-    configure_libraries()
-    opened = Home.open(home_path(home), create=False)
-    _forget_other_servers(opened)
+    opened = _home_of_services(home)
     with standard_output_kept_clean():
         from flows.services import lifecycle
 
@@ -74,9 +72,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show which services run, deployments, flow runs, and those taken for running although their process is dead."""
-    configure_libraries()
-    opened = Home.open(home_path(home), create=False)
-    _forget_other_servers(opened)
+    opened = _home_of_services(home)
     with standard_output_kept_clean():
         from flows.services import lifecycle
 
@@ -126,7 +122,7 @@ def _refuse_another_server(home: Home) -> None:
     os.environ.pop("PREFECT_API_URL", None)
 
 
-def _forget_other_servers(home: Home) -> None:
-    """These commands are about the home's own services, whatever server others are to use."""
+def _home_of_services(home: str | None) -> Home:
+    """Open an existing home and ignore a server that `PREFECT_API_URL` names for other commands."""
     os.environ.pop("PREFECT_API_URL", None)
-    point_prefect_at(home.path)
+    return prepared_home(home)

@@ -1,4 +1,4 @@
-"""The `kvp traces` commands: what lies in a home's trace store, whether it is whole, and how to get it out."""
+"""The `kvp traces` commands: list, verify, clean and export the trace store of a home."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.commands.options import HomeOption, JsonOption, is_whole_number
-from flows.runtime.process import home_path
+from flows.runtime.process import existing_home
 from flows.runtime.standard_streams import remark
-from storage.home import Home
 
 if TYPE_CHECKING:
     from storage.traces.store import TraceStore
@@ -105,7 +104,7 @@ def export(
 def _store(home: str | None) -> "TraceStore":
     from storage.traces.store import TraceStore
 
-    return TraceStore(Home.open(home_path(home), create=False).traces)
+    return TraceStore(existing_home(home).traces)
 
 
 def _head_numbers(text: str) -> list[int]:

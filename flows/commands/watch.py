@@ -1,4 +1,4 @@
-"""The command `kvp watch`: one look at the sources, and a pipeline for every model that is new."""
+"""The command `kvp watch`: look at the sources once, and run a pipeline for every new model."""
 
 import dataclasses
 import json
@@ -9,14 +9,13 @@ import typer
 from flows.commands.options import HomeOption, JsonOption
 from flows.runtime.process import (
     configure_libraries,
-    home_path,
     open_home,
     point_prefect_at,
+    prepared_home,
     standard_output_kept_clean,
     watched_sources,
 )
 from flows.services.prefect_server import own_server
-from storage.home import Home
 
 if TYPE_CHECKING:
     from flows.watch import WatchReport
@@ -51,14 +50,13 @@ def watch(
     if not sources:
         raise InputError("watch: no source: name one with --source, such as folder:./models, or in KVP_WATCH")
     choices = Choices(settings=settings or None)
-    # Whatever is wrong is said before anything is made.
+    # Refuse wrong options before anything is written.
     choices.configure(preset)
     sources = [str(ModelSource.parse(text)) for text in sources]
     asked = {"sources": sources, "preset": preset, "seed": seed, "choices": choices, "settle_s": settle}
     with standard_output_kept_clean():
         if dry_run:
-            opened = Home.open(home_path(home), create=False)
-            point_prefect_at(opened.path)
+            opened = prepared_home(home)
             from flows.watch import watch_models
 
             report = watch_models.fn(**asked, home=str(opened.path), dry_run=True)

@@ -26,13 +26,14 @@ def leave_artifact(home: Home, summary: Mapping[str, Any]) -> None:
         summary: As of `flows.display.summary.summarise`.
     """
     page, name = run_markdown(summary), summary["model"]["name"]
-    _leave(page, f"retrain-{summary['model']['digest'][:8]}", f"Budget curves of {name}, and who is champion")
+    key = f"retrain-{summary['model']['digest'][:8]}"
+    create_markdown_artifact(page, key=key, description=f"Budget curves of {name}, and which policy set is champion")
     Tracking(home).describe_policy(summary["policy_set"]["id"], page)
 
 
 @contextmanager
 def leaving_failure(*, model: str, preset: str, home: str | None, seed: int, **_: Any) -> Iterator[None]:
-    """If the block fails, leave a page that says where and why: the stage and its run with what was wrong.
+    """If the block fails, leave a page that says where and why: the stage, its run and the error.
 
     Args:
         model: The model, as it was asked for; like all of these for the page, which shows no other options.
@@ -43,16 +44,12 @@ def leaving_failure(*, model: str, preset: str, home: str | None, seed: int, **_
     try:
         yield
     except Exception as error:
-        with suppress(Exception):  # the server may be what has failed, or the home
+        with suppress(Exception):  # the cause may be the server or the home
             lines = [f"# Failed: {model}", "", message_with_notes(error), ""]
             lines += [f"- preset `{preset}`, seed {seed}, home `{home_path(home)}`", ""]
             lines += ["What was finished is kept: mend the cause, then run the same command or deployment again."]
-            _leave("\n".join(lines), "retrain-failed", f"Why {model} has no policies")
+            create_markdown_artifact("\n".join(lines), key="retrain-failed", description=f"Why {model} has no policies")
         raise
-
-
-def _leave(markdown: str, key: str, description: str) -> None:
-    create_markdown_artifact(markdown=markdown, key=key, description=description)
 
 
 def run_markdown(summary: Mapping[str, Any]) -> str:

@@ -140,13 +140,11 @@ def recorded_progress(client: Any, flow_run_ids: Sequence[UUID]) -> dict[str, st
         client: Prefect's client.
         flow_run_ids: The flow runs.
     """
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterType
+    from prefect.client.schemas.filters import ArtifactFilter
 
     if not flow_run_ids:
         return {}
-    chosen = ArtifactFilter(
-        flow_run_id=ArtifactFilterFlowRunId(any_=list(flow_run_ids)), type=ArtifactFilterType(any_=["progress"])
-    )
+    chosen = ArtifactFilter.model_validate({"flow_run_id": {"any_": flow_run_ids}, "type": {"any_": ["progress"]}})
     return {
         str(artifact.flow_run_id): f"{artifact.data:.0f} %: {artifact.description}"
         for artifact in client.read_artifacts(artifact_filter=chosen, limit=_PAGE)

@@ -50,6 +50,27 @@ def open_home(home: str | None, *, traces: str | None = None) -> Home:
     )
 
 
+def existing_home(home: str | None) -> Home:
+    """Open the home that was asked for, which must exist.
+
+    Raises:
+        StorageError: If it does not exist or cannot be used.
+    """
+    return Home.open(home_path(home), create=False)
+
+
+def prepared_home(home: str | None) -> Home:
+    """Open an existing home for a command that loads torch and Prefect, once both are configured for it.
+
+    Raises:
+        StorageError: If it does not exist or cannot be used.
+    """
+    configure_libraries()
+    opened = existing_home(home)
+    point_prefect_at(opened.path)
+    return opened
+
+
 def watched_sources() -> list[str]:
     """The sources of models that `KVP_WATCH` names, between commas."""
     return [part.strip() for part in os.environ.get("KVP_WATCH", "").split(",") if part.strip()]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.runtime.process import environment_with
-from flows.services.processes import SERVER, Service, last_error, recorded, wait_for
+from flows.services.processes import SERVER, Service, answers, last_error, recorded, wait_for
 from flows.services.recovery import UnfinishedRun, marked_process, recover
 from kvpolicy.errors import first_line
 from storage.database import require_postgresql, require_sqlite, sqlite_path
@@ -171,15 +171,8 @@ def _require_server(url: str) -> None:
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _STARTUP_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_STARTUP_TIMEOUT_S)
-        try:
-            connection.request("GET", "/api/health")
-            if connection.getresponse().status == http.HTTPStatus.OK:
-                return
-        except (OSError, http.client.HTTPException):
-            pass
-        finally:
-            connection.close()
+        if answers(f"http://127.0.0.1:{port}/api/health", timeout_s=_STARTUP_TIMEOUT_S):
+            return
         time.sleep(0.1)
     raise StorageError(
         f"Prefect's own server did not start ({last_error(log)}), {log} says why: "

@@ -2,7 +2,7 @@
 
 A service has a record in the home's `services/` and, with all that it starts, a token of its own in its environment. A
 process counts as the service's only if it has that token, so that one that was given the same number later is never
-taken for it, nor ended. Linux only: it reads /proc and signals through file descriptors of processes.
+taken for it, nor ended. Linux only: it signals through file descriptors of processes, which psutil (7.2) does not.
 """
 
 import dataclasses
@@ -16,11 +16,13 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import psutil
 
 from storage.errors import StorageError
 from storage.home import Home
@@ -47,8 +49,8 @@ class Service:
         url: Where people reach it; empty for the worker.
         pid: Its first process.
         started_at: When it was started, in UTC.
-        log: File that has what it says.
-        token: What its processes have in their environment.
+        log: File that holds its output.
+        token: Mark in the environment of all its processes.
     """
 
     name: str
@@ -60,12 +62,12 @@ class Service:
 
     @property
     def runs(self) -> bool:
-        """Whether its first process is there."""
+        """Whether its first process runs."""
         return environment_of(self.pid).get(_TOKEN) == self.token
 
     def processes(self) -> list[int]:
-        """All of its processes that are there, also those that others of them left behind."""
-        return [pid for pid in process_ids() if environment_of(pid).get(_TOKEN) == self.token]
+        """All of its running processes, also those whose parent has ended."""
+        return [pid for pid in psutil.pids() if environment_of(pid).get(_TOKEN) == self.token]
 
 
 def folder(home: Home) -> Path:
@@ -76,7 +78,7 @@ def folder(home: Home) -> Path:
 def recorded(home: Home, name: str) -> Service | None:
     """The service of that name that was started last, whether it runs or not; None if none was, or it was ended.
 
-    A copy of a home has none: those that its files tell of are the original's.
+    A copy of a home has none: its files describe the services of the original.
 
     Raises:
         StorageError: If the record cannot be read.
@@ -100,10 +102,10 @@ def is_running(home: Home, name: str) -> bool:
 
 
 def worker_name(home: Home, *, create: bool = False) -> str | None:
-    """What the home's worker is called on the server, the same for the home's life; None if it never had one.
+    """Name of the home's worker on the server, the same for the home's life; None if it never had one.
 
     Raises:
-        StorageError: If it cannot be noted.
+        StorageError: If it cannot be written.
     """
     path = folder(home) / "worker-name"
     try:
@@ -116,10 +118,10 @@ def worker_name(home: Home, *, create: bool = False) -> str | None:
 
 
 def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mapping[str, str]) -> Service:
-    """Start a service in a session of its own, away from the terminal, and note it.
+    """Start a service in a session of its own, away from the terminal, and record it.
 
     Raises:
-        StorageError: If it cannot be noted, for which reason nothing is started.
+        StorageError: If it cannot be started or recorded; then it does not run.
     """
     token, log = uuid.uuid4().hex, folder(home) / f"{name}.log"
     # A background job of a shell ignores SIGINT, and its children would inherit that: a worker could not be stopped.
@@ -137,10 +139,10 @@ def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mappi
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            # Until the program is loaded, its environment reads as empty, which would look like an end.
+            # The environment reads as empty until the program is loaded, as if the process had ended.
             while process.poll() is None and environment_of(process.pid).get(_TOKEN) != token:
                 time.sleep(_LOADING_POLL_S)
-            process.returncode = 0  # it is left running on purpose, of which Python would warn
+            process.returncode = 0  # Python would warn of a child left running, as this one is on purpose
     except OSError as error:
         raise StorageError(f"cannot start the {name}: {error}; check that {log.parent} can be written") from error
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -154,7 +156,7 @@ def start(home: Home, name: str, command: Sequence[str], *, url: str, env: Mappi
 
 
 def stop(home: Home, service: Service) -> None:
-    """End a service and everything that it started: asked first, then without asking. Its record goes, the log stays.
+    """End a service and everything that it started, by SIGTERM, then SIGKILL. Remove its record and keep its log.
 
     Raises:
         StorageError: If a process of it cannot be ended.
@@ -171,21 +173,16 @@ def wait_for(service: Service, url: str, *, timeout_s: float = _STARTUP_TIMEOUT_
 
     Args:
         service: The service.
-        url: What answers with status 200 once it can be used.
-        timeout_s: How long.
+        url: Address that answers with success once the service can be used.
+        timeout_s: Longest wait, in seconds.
 
     Raises:
-        StorageError: If it ends before, or takes too long.
+        StorageError: If the service ends before, or takes too long.
     """
     deadline = time.monotonic() + timeout_s
     while service.runs and time.monotonic() < deadline:
-        try:
-            with _DIRECT.open(url, timeout=_ANSWER_TIMEOUT_S):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()  # it holds the connection
-        except (OSError, http.client.HTTPException):
-            pass
+        if answers(url, timeout_s=_ANSWER_TIMEOUT_S):
+            return
         time.sleep(_POLL_S)
     state = "does not answer" if service.runs else "died"
     raise StorageError(
@@ -194,8 +191,20 @@ def wait_for(service: Service, url: str, *, timeout_s: float = _STARTUP_TIMEOUT_
     )
 
 
+def answers(url: str, *, timeout_s: float) -> bool:
+    """Whether a server of this machine answers a request with success."""
+    try:
+        with _DIRECT.open(url, timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+    except (OSError, http.client.HTTPException):
+        pass
+    return False
+
+
 def last_error(log: Path) -> str:
-    """The last line of a log that tells an error, or else the last that says something."""
+    """The last line of a log that names an error, or else the last that is not blank."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -204,19 +213,12 @@ def last_error(log: Path) -> str:
     return lines[-1].strip()[:300]
 
 
-def process_ids() -> Iterator[int]:
-    """All processes of this machine that can be seen."""
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-
-
 def environment_of(pid: int) -> dict[str, str]:
-    """What a process had in its environment when it began; empty if it is gone or another user's."""
+    """The environment with which a process began; empty if the process has ended or is another user's."""
     try:
-        content = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+        return dict(psutil.Process(pid).environ())
+    except (psutil.Error, OSError):
         return {}
-    entries = (entry.partition("=") for entry in content.decode(errors="replace").split("\0"))
-    return {name: value for name, separator, value in entries if separator}
 
 
 def _signal(pid: int, token: str, number: signal.Signals) -> None:

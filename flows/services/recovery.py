@@ -15,7 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.services.processes import WORKER, environment_of, is_running, process_ids, worker_name
+import psutil
+
+from flows.services.processes import WORKER, environment_of, is_running, worker_name
 from kvpolicy.errors import first_line
 from storage.errors import StorageError
 from storage.home import Home, exclusive, is_held
@@ -36,12 +38,12 @@ _NEWS_TAKES = timedelta(seconds=15)
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedRun:
-    """A flow run that was taken up and has not ended, as `kvp status` tells of it.
+    """A flow run that was taken up and has not ended, as `kvp status` shows it.
 
     Attributes:
         flow_run_id: Its id.
         name: Its name.
-        state: What Prefect takes it for.
+        state: Its state in Prefect.
         started_at: When it began, in UTC; empty if it did not.
     """
 
@@ -63,12 +65,10 @@ def marked_process(home: Home) -> Iterator[str]:
 
 def unfinished_flow_runs(client: Any) -> "list[FlowRun]":
     """All flow runs that have been taken up and have not ended, the oldest first."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
-    wanted = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
-    chosen = FlowRunFilter(state=FlowRunFilterState(type=wanted))
+    chosen = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}})
     unfinished: list[FlowRun] = []
     while True:
         page = client.read_flow_runs(
@@ -85,10 +85,10 @@ def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[F
     Args:
         home: The home.
         client: Prefect's client.
-        runs: Flow runs, listed before this is asked: their processes are looked for now.
+        runs: Flow runs, listed before this is asked: their processes are looked up now.
     """
     worker, worker_runs = worker_name(home), is_running(home, WORKER)
-    processes = {environment_of(pid).get("PREFECT__FLOW_RUN_ID") for pid in process_ids()}
+    processes = {environment_of(pid).get("PREFECT__FLOW_RUN_ID") for pid in psutil.pids()}
     verdicts: dict[str, bool] = {}
 
     def is_dead(run: "FlowRun") -> bool:
@@ -116,7 +116,7 @@ def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[F
 
 def _crash(client: Any, runs: "Sequence[FlowRun]") -> list[UnfinishedRun]:
     """Note that flow runs and the task runs in them crashed; one that has ended meanwhile is left alone."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.states import Crashed
 
     crashed = []
@@ -125,43 +125,34 @@ def _crash(client: Any, runs: "Sequence[FlowRun]") -> list[UnfinishedRun]:
         if state is not None and state.is_final():
             continue
         client.set_flow_run_state(run.id, Crashed(message=CRASH_MESSAGE), force=True)
-        _crash_tasks(client, FlowRunFilter(id=FlowRunFilterId(any_=[run.id])), CRASH_MESSAGE)
+        _crash_tasks(client, FlowRunFilter.model_validate({"id": {"any_": [run.id]}}), CRASH_MESSAGE)
         crashed.append(described(run))
     return crashed
 
 
 def _crash_lost_tasks(client: Any) -> None:
     """Note that task runs crashed that are open although their flow run has ended."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterEndTime,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import TERMINAL_STATES
 
-    ended = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(TERMINAL_STATES))),
-        end_time=FlowRunFilterEndTime(before_=datetime.now(UTC) - _NEWS_TAKES),
-    )
+    before = {"before_": datetime.now(UTC) - _NEWS_TAKES}
+    ended = FlowRunFilter.model_validate({"state": {"type": {"any_": sorted(TERMINAL_STATES)}}, "end_time": before})
     _crash_tasks(client, ended, LOST_MESSAGE)
 
 
 def _crash_tasks(client: Any, of: "FlowRunFilter", message: str) -> None:
     """Note that the open task runs of flow runs crashed."""
-    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterState, TaskRunFilterStateType
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import TaskRunFilter
     from prefect.states import Crashed
 
-    open_states = TaskRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING])
-    is_open = TaskRunFilter(state=TaskRunFilterState(type=open_states))
+    is_open = TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "PENDING"]}}})
     while tasks := client.read_task_runs(flow_run_filter=of, task_run_filter=is_open, limit=_PAGE):
         for task in tasks:
             client.set_task_run_state(task.id, Crashed(message=message), force=True)
 
 
 def described(run: "FlowRun") -> UnfinishedRun:
-    """What is told of a flow run."""
+    """Describe a flow run for `kvp status`."""
     return UnfinishedRun(
         flow_run_id=str(run.id),
         name=run.name,

@@ -1,4 +1,4 @@
-"""What a Prefect server has to know of this project: work pool, queue, deployments, and when a run has crashed."""
+"""Register this project with a Prefect server: work pool, queue, deployments, and when a run counts as crashed."""
 
 import os
 import subprocess
@@ -24,9 +24,9 @@ _POLL_S = 0.2
 
 
 def prepare_server(*, runs_at_once: int) -> None:
-    """Make or mend the work pool, its queue and the automation, and register the deployments of prefect.yaml.
+    """Create or correct the work pool, its queue and the automation, and register the deployments of prefect.yaml.
 
-    What is there already as it should be stays as it is.
+    This is idempotent.
 
     Args:
         runs_at_once: How many flow runs of the queue may run at once.
@@ -52,17 +52,17 @@ def deployments(client: Any) -> list[str]:
 
 
 def wait_for_worker(name: str, worker: Service) -> None:
-    """Wait until the server has heard of a worker since that was started.
+    """Wait until a worker has reported to the server since its start.
 
     Raises:
-        StorageError: If it ends before, or takes too long.
+        StorageError: If the worker ends before, or takes too long.
     """
     deadline, started_at = time.monotonic() + _WORKER_TIMEOUT_S, datetime.fromisoformat(worker.started_at)
     with prefect_client() as client:
         while worker.runs and time.monotonic() < deadline:
-            for heard_of in client.read_workers_for_work_pool(POOL):
-                seen_at = heard_of.last_heartbeat_time
-                if heard_of.name == name and seen_at is not None and seen_at >= started_at:
+            for reported in client.read_workers_for_work_pool(POOL):
+                seen_at = reported.last_heartbeat_time
+                if reported.name == name and seen_at is not None and seen_at >= started_at:
                     return
             time.sleep(_POLL_S)
     state = "does not report to the server" if worker.runs else "died"
@@ -88,9 +88,9 @@ def _make_pool(client: Any) -> None:
 
 
 def _limit_queue(client: Any, runs_at_once: int) -> None:
-    from prefect.client.schemas.filters import WorkQueueFilter, WorkQueueFilterName
+    from prefect.client.schemas.filters import WorkQueueFilter
 
-    chosen = WorkQueueFilter(name=WorkQueueFilterName(any_=[QUEUE]))
+    chosen = WorkQueueFilter.model_validate({"name": {"any_": [QUEUE]}})
     queues = client.read_work_queues(work_pool_name=POOL, work_queue_filter=chosen)
     if not queues:
         client.create_work_queue(QUEUE, work_pool_name=POOL, concurrency_limit=runs_at_once)
@@ -121,10 +121,10 @@ def _deploy() -> None:
 
 
 def _watch_heartbeats(client: Any) -> None:
-    """Let the server note as crashed what sent heartbeats and then neither one nor an end.
+    """Let the server mark a flow run as crashed that sent heartbeats and then neither one nor an end.
 
     Prefect's recipe for runs whose machine died
-    (https://docs.prefect.io/v3/advanced/detect-zombie-flows). Flow runs that were never told to send any are not meant.
+    (https://docs.prefect.io/v3/advanced/detect-zombie-flows). Flow runs without heartbeats are left alone.
     """
     from prefect.automations import AutomationCore, EventTrigger, Posture
     from prefect.client.schemas.objects import StateType

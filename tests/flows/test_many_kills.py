@@ -31,7 +31,7 @@ from outcomes import (
 from processes import environment, run_command, start_process, stop_process, tail
 from ray_cluster import LOOPBACK_ONLY, RayCluster, ray_cluster
 
-from flows.services.processes import environment_of, process_ids, recorded
+from flows.services.processes import environment_of, recorded
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from storage.mlflow.tracking import Tracking
@@ -229,7 +229,7 @@ class Work:
         """What still runs of all that the commands started, after it had time to end."""
         deadline, told_home = time.monotonic() + 30, str(Home.open(self.home).prefect)
         while True:
-            around = {pid: environment_of(pid) for pid in process_ids()}
+            around = {pid: environment_of(pid) for pid in psutil.pids()}
             found = [
                 pid
                 for pid, env in around.items()

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from outcomes import assert_refused
 from processes import CHECKOUT, environment, last_line, run_command, start_process, tail
@@ -210,7 +211,7 @@ def test_a_server_that_dies_as_it_starts_is_one_line(home):
     log = folder(home) / "server.log"
     assert_refused(_kvp("up", home=home.path), "server of `kvp up` died", "revision identified by 'ffff", str(log))
     assert not list(folder(home).glob("*.json"))
-    assert [pid for pid in processes.process_ids() if str(log) in str(environment_of(pid))] == []
+    assert [pid for pid in psutil.pids() if str(log) in str(environment_of(pid))] == []
 
 
 @pytest.fixture
