@@ -1,1 +1,1 @@
-"""Figures and pages drawn from what storage holds."""
+"""Figures, pages and reports from the records in storage."""

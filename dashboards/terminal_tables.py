@@ -1,4 +1,4 @@
-"""Tables for a terminal: methods by budgets, and what each stage took."""
+"""Tables for a terminal: methods by budgets, and the time of each stage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,10 +43,9 @@ def curve_table(
         ValueError: no row fits, or rows of several benchmarks do.
     """
     panel = _choose(rows, metric=metric, setting=setting, benchmark=benchmark, task=task)
-    better = better or {}
     points = panel.points
     best = {budget: _best(panel, budget) for budget in panel.budgets}
-    marked = any(better.get(budget, False) for budget in panel.budgets if (LEARNED, budget) in points)
+    marked = {(LEARNED, budget) for budget, is_better in (better or {}).items() if is_better} & points.keys()
 
     table = Table(
         title=f"{panel.benchmark}, {setting_label(setting)}, {task_label(task)}\n"
@@ -67,7 +66,7 @@ def curve_table(
         cells = []
         for budget in panel.budgets:
             point = points.get((line.method, budget))
-            mark = BETTER_MARK if line.method == LEARNED and better.get(budget, False) else ""
+            mark = BETTER_MARK if (line.method, budget) in marked else ""
             bold = point is not None and line.method not in BOUNDS and point.value == best[budget]
             cells.append(_cell(point, mark, bold=bold))
         table.add_row(line.method, *cells)
@@ -91,11 +90,8 @@ def stage_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _choose(rows: Sequence[Mapping[str, Any]], *, metric: str, setting: str, benchmark: str | None, task: str) -> Panel:
     panels = make_panels(rows)
-    fits = [
-        p
-        for p in panels
-        if (p.metric, p.setting, p.task) == (metric, setting, task) and benchmark in (None, p.benchmark)
-    ]
+    fits = [p for p in panels if (p.metric, p.setting, p.task) == (metric, setting, task)]
+    fits = [p for p in fits if benchmark in (None, p.benchmark)]
     if not fits:
         there = sorted({f"{p.benchmark}/{p.setting}/{p.metric}" for p in panels if p.task == task})
         wanted = f"{benchmark or '*'}/{setting}/{metric}"

@@ -6,6 +6,7 @@ from dashboards.app.content import Nothing
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection, page_url
 from dashboards.figures.styles import setting_label
+from dashboards.grouping import grouped, place_of
 from dashboards.rendering.formats import moment
 from dashboards.rendering.table import Link
 
@@ -43,12 +44,11 @@ def _samples(evaluation: Evaluation) -> str:
 
 def choose_place(selection: Selection, rows: Sequence[Row]) -> list[Row]:
     """The rows of one benchmark and setting, which no figure mixes with others."""
-    places = list(dict.fromkeys((row["benchmark"], row["setting"]) for row in rows))
-    benchmarks = dict.fromkeys(sorted(benchmark for benchmark, _ in places))
-    benchmark = selection.one("benchmark", "Benchmark", [(name, name) for name in benchmarks])
+    places = grouped(rows, place_of)
+    benchmark = selection.one("benchmark", "Benchmark", sorted({benchmark for benchmark, _ in places}))
     settings = sorted(setting for benchmark_of_place, setting in places if benchmark_of_place == benchmark)
     setting = selection.one("setting", "Setting", [(name, setting_label(name)) for name in settings])
-    return [row for row in rows if (row["benchmark"], row["setting"]) == (benchmark, setting)]
+    return places[benchmark, setting]
 
 
 def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
@@ -58,7 +58,7 @@ def origin(evaluation: Evaluation, others: Sequence[str] = ()) -> list[Link]:
 
 
 def short_id(any_id: str) -> str:
-    """So much of the digest in an id that people can tell it from others."""
+    """The first characters of the digest in an id, by which people tell ids apart."""
     return any_id[-16:][:6]
 
 

@@ -1,14 +1,26 @@
-"""What a page consists of, before it is HTML: or what is there instead of it."""
+"""What a page consists of, or why there is nothing to show, and either as HTML within the frame of all pages."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dashboards.app.selection import Selection
+from dashboards.rendering.pages import render_template
+
+NAVIGATION = {
+    "curves": "Budget curves",
+    "heads": "Heads",
+    "tokens": "Tokens",
+    "similarity": "Head similarity",
+    "lineage": "Lineage",
+    "runs": "Runs",
+}
+_CARRIED = ("model", "evaluation")
+"""Choices that go along to another page."""
+
 
 class Nothing(Exception):
-    """There is nothing to show: what is missing, and the command that makes it."""
+    """A page has nothing to show: names the missing data and the command that makes it."""
 
     def __init__(self, missing: str, remedy: str) -> None:
         super().__init__(missing)
@@ -31,10 +43,21 @@ class Page:
     status: int = 200
 
 
-def numbers_file(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as the text of a CSV file."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return stream.getvalue()
+def render(page: Page, name: str, selection: Selection, *, home: str) -> str:
+    """A page as text.
+
+    Args:
+        page: what it shows.
+        name: which page it is; its place in the navigation.
+        selection: its choices.
+        home: the folder that it is about.
+    """
+    carried = Selection(asked={}, menus=[menu for menu in selection.menus if menu.name in _CARRIED])
+    return render_template(
+        page.template,
+        page_name=name,
+        navigation=[(key, words, carried.url(key)) for key, words in NAVIGATION.items()],
+        selection=selection,
+        home=home,
+        **page.content,
+    )

@@ -1,16 +1,16 @@
-"""Page: budget curves of one evaluation, and how far methods are from the best heuristic."""
+"""Page: budget curves of one evaluation, and differences between methods and the best heuristic."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dashboards.app.choosing import FindServices, choose_evaluation, choose_place, lineage_link, mlflow_link, origin
-from dashboards.app.content import Nothing, Page, numbers_file
+from dashboards.app.content import Nothing, Page
 from dashboards.app.difference_panels import Difference, draw_differences, read_differences
 from dashboards.app.records import Evaluation, Records, Row
 from dashboards.app.selection import Selection
-from dashboards.figures.curves import draw_panel
+from dashboards.figures.curves import draw_panel, points_table
 from dashboards.figures.drawing import Figure
-from dashboards.figures.points import points_table
 from dashboards.figures.series import Panel, band_note, direction, make_panels, split_full, task_label
 from dashboards.figures.styles import heuristics, in_order, method_order, metric_label, metric_order, short_metric
 from dashboards.rendering.table import Cell, Table, table
@@ -33,7 +33,7 @@ def curves_page(records: Records, find_services: FindServices, selection: Select
 
     Args:
         records: of the home.
-        find_services: tells whether MLflow's pages can be linked to.
+        find_services: gives MLflow's address where it runs.
         selection: its choices.
 
     Raises:
@@ -96,7 +96,9 @@ def _differences_figure(
 
 
 def curves_file(records: Records, selection: Selection) -> str:
-    """The numbers of the page as a CSV file."""
+    """The numbers of the page as the text of a CSV file."""
+    import pandas as pd
+
     chosen = _choose(records, selection)
     differences = {(method, entry.budget): entry for method, entries in chosen.differences.items() for entry in entries}
     panel, rows = chosen.panel, []
@@ -113,7 +115,8 @@ def curves_file(records: Records, selection: Selection) -> str:
         "benchmark", "setting", "task", "metric", "method", "budget", "value", "ci_low", "ci_high", "n", "num_seeds",
         "best_heuristic", "difference", "difference_low", "difference_high",
     )  # fmt: skip
-    return numbers_file(columns, rows)
+    text: str = pd.DataFrame(rows, columns=columns).to_csv(index=False)
+    return text
 
 
 def _choose(records: Records, selection: Selection) -> _Chosen:
@@ -129,14 +132,11 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
     task = selection.one("task", "Task", [(name, task_label(name)) for name in tasks])
     rows = [row for row in rows if row["task"] == task]
     scale = selection.one("scale", "Budget axis", _SCALES)
-    methods = selection.several("method", "Methods", [(name, name) for name in in_order(r["method"] for r in rows)])
-    seeds = sorted({row["seed"] for row in rows})
-    wanted = selection.several("seed", "Seeds", [(str(seed), str(seed)) for seed in seeds])
+    methods = selection.several("method", "Methods", in_order(row["method"] for row in rows))
+    wanted = selection.several("seed", "Seeds", map(str, sorted({row["seed"] for row in rows})))
     # A method of a single seed does not depend on it, so that there is no choice.
-    all_seeds: dict[str, set[int]] = {}
-    for row in rows:
-        all_seeds.setdefault(row["method"], set()).add(row["seed"])
-    of_seeds = [row for row in rows if str(row["seed"]) in wanted or len(all_seeds[row["method"]]) == 1]
+    num_seeds = Counter(method for method, _ in {(row["method"], row["seed"]) for row in rows})
+    of_seeds = [row for row in rows if str(row["seed"]) in wanted or num_seeds[row["method"]] == 1]
     drawn = [row for row in of_seeds if row["method"] in methods]
     if not drawn:
         raise Nothing(f"None of the chosen methods has seed {', '.join(wanted)}.", "")
@@ -155,7 +155,7 @@ def _choose(records: Records, selection: Selection) -> _Chosen:
 
 
 def _origins(rows: list[Row], services: Mapping[str, str]) -> Table:
-    """Each curve with what it is to the lineage and to MLflow."""
+    """Each curve with links to its lineage and its run in MLflow."""
     firsts = {(row["method"], row["seed"]): row for row in reversed(rows)}
     lines: list[list[Cell]] = [
         [

@@ -1,16 +1,15 @@
-"""How far methods are from the best heuristic, budget by budget."""
+"""Differences between methods and the best heuristic, budget by budget."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards.figures.curves import band, budget_axis, line
 from dashboards.figures.drawing import new_drawing
 from dashboards.figures.series import Panel
+from dashboards.grouping import Row
 from dashboards.rendering.formats import interval
-from kvpolicy.names import BOUNDS
 from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 
@@ -29,12 +28,12 @@ class Difference:
     budget: int
     baseline: str
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float | None
+    high: float | None
 
 
 def read_differences(
-    panel: Panel, comparisons: Iterable[Mapping[str, Any]], heuristics: Sequence[str]
+    panel: Panel, comparisons: Iterable[Row], heuristics: Sequence[str]
 ) -> dict[str, list[Difference]]:
     """Differences of every method of a panel, by ascending budget.
 
@@ -46,53 +45,40 @@ def read_differences(
         heuristics: methods that are made from nothing that was trained.
     """
     wanted = (panel.benchmark, panel.setting, panel.metric)
-    rows = [
-        row
+    paired: dict[tuple[str, int], Row] = {
+        (row["method"], row["budget"]): row
         for row in comparisons
         if row["is_best_baseline"] and (row["benchmark"], row["setting"], row["metric"]) == wanted
-    ]
-    return _paired(rows, [line.method for line in panel.series]) if rows else _of_means(panel, heuristics)
-
-
-def _paired(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str, list[Difference]]:
-    best = {row["budget"]: row["other"] for row in rows}
-    by_method: dict[str, list[Difference]] = {}
-    for row in sorted(rows, key=lambda row: row["budget"]):
-        entry = Difference(
-            budget=row["budget"],
-            baseline=row["other"],
-            value=row["difference"],
-            low=row["ci_low"],
-            high=row["ci_high"],
-        )
-        by_method.setdefault(row["method"], []).append(entry)
-    for budget, method in best.items():  # no method is compared with itself
-        by_method.setdefault(method, []).append(
-            Difference(budget=budget, baseline=method, value=0.0, low=0.0, high=0.0)
-        )
-    return {m: sorted(by_method[m], key=lambda entry: entry.budget) for m in shown if m in by_method}
-
-
-def _of_means(panel: Panel, heuristics: Sequence[str]) -> dict[str, list[Difference]]:
-    values = {key: point.value for key, point in panel.points.items()}
-    pick = min if panel.metric in LOWER_IS_BETTER else max
-    best: dict[int, str] = {}
-    for budget in panel.budgets:
-        there = {name: values[name, budget] for name in heuristics if (name, budget) in values and name not in BOUNDS}
-        if there:
-            best[budget] = pick(there, key=there.__getitem__)
-    return {
+    }
+    best = {budget: row["other"] for (_, budget), row in paired.items()}
+    if paired:  # no method is compared with itself
+        paired |= {(best[at], at): {"difference": 0.0, "ci_low": 0.0, "ci_high": 0.0} for at in best}
+    else:
+        best, paired = _of_means(panel, heuristics)
+    differences = {
         line.method: [
-            Difference(
-                budget=point.budget,
-                baseline=best[point.budget],
-                value=point.value - values[best[point.budget], point.budget],
-            )
-            for point in line.points
-            if point.budget in best
+            Difference(budget=at, baseline=best[at], value=row["difference"], low=row["ci_low"], high=row["ci_high"])
+            for at in panel.budgets
+            if (row := paired.get((line.method, at)))
         ]
         for line in panel.series
-        if best
+    }
+    return {method: entries for method, entries in differences.items() if entries}
+
+
+def _of_means(panel: Panel, heuristics: Sequence[str]) -> tuple[dict[int, str], dict[tuple[str, int], Row]]:
+    """The best heuristic by budget, and every method's difference to it."""
+    values = {key: point.value for key, point in panel.points.items()}
+    sign = 1 if panel.metric in LOWER_IS_BETTER else -1
+    best = {
+        at: min(there, key=lambda name: sign * values[name, at])
+        for at in panel.budgets
+        if (there := [name for name in heuristics if (name, at) in values])
+    }
+    return best, {
+        (method, at): {"difference": value - values[best[at], at], "ci_low": None, "ci_high": None}
+        for (method, at), value in values.items()
+        if at in best
     }
 
 

@@ -1,6 +1,7 @@
 """One KV head: how its policy learned, how the future's attention is spread, and how a method ranks its tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from dashboards.app.content import Nothing
 from dashboards.app.kept_tokens import NUM_RECENT_TOKENS, NUM_SINK_TOKENS, ORACLE, HeadChoice, shares_by_budget
 from dashboards.app.records import Evaluation, ListedContext, Records
 from dashboards.app.selection import Selection
-from dashboards.figures.drawing import GREY, Figure, log_axis, new_drawing
+from dashboards.figures.drawing import GREY, Figure, linear_axis, log_axis, new_drawing
 from dashboards.figures.styles import style_of
 from dashboards.rendering.formats import number
 from kvpolicy.names import LEARNED
@@ -17,6 +18,7 @@ from storage.token_ranks import StoredContext
 RANK = "kvp evaluate --set evaluate.num_ranked=1"
 UNRANKED = "This evaluation kept no rankings token by token, which one that evicts after every chunk never does."
 _MOST_CONTEXTS, _MOST_POINTS = 12, 3000
+_LIMIT = {"color": GREY, "dash": "dot"}
 _SEED_DASHES = ("solid", "dash", "dot", "dashdot")
 _KINDS = (
     ("kept by both", "#7b8794", "circle"),
@@ -26,29 +28,37 @@ _KINDS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShownHead:
+    """A head that is shown.
+
+    Attributes:
+        name: such as L03.H1.
+        head: its place in the order of heads.
+        setting: of the contexts that are shown.
+        method: that is compared with the oracle.
+    """
+
+    name: str
+    head: int
+    setting: str
+    method: str
+
+
 def head_figures(
-    records: Records,
-    evaluation: Evaluation,
-    selection: Selection,
-    *,
-    name: str,
-    head: int,
-    setting: str,
-    method: str,
+    records: Records, evaluation: Evaluation, selection: Selection, shown: ShownHead
 ) -> list[Figure | Nothing]:
-    """The figures of a head; where something is missing, what makes it stands in its place.
+    """The figures of a head; in place of a missing one, the command that makes it.
 
     Args:
         records: of the home.
         evaluation: the one that is chosen.
         selection: asked for the sample and the budget.
-        name: of the head, such as L03.H1.
-        head: its place in the order of heads.
-        setting: of the contexts that are shown.
-        method: that is compared with the oracle.
+        shown: the head.
     """
+    name, head, method = shown.name, shown.head, shown.method
     figures: list[Figure | Nothing] = [_training(records, records.policy_sets(evaluation), name)]
-    contexts = [context for context in records.contexts(evaluation) if context.setting == setting]
+    contexts = [context for context in records.contexts(evaluation) if context.setting == shown.setting]
     if not contexts:
         return [*figures, Nothing(UNRANKED, RANK)]
     samples = [(context.sample_id, f"{context.task}: {context.sample_id}") for context in contexts]
@@ -58,15 +68,18 @@ def head_figures(
     seeds = [seed for name_of_method, seed in chosen.rankings if name_of_method == method]
     if not seeds:
         return [*figures, Nothing(f"{method} does not rank tokens, so there is nothing to compare.", "")]
-    budget = int(selection.one("budget", "Budget", [(str(budget), str(budget)) for budget in chosen.budgets]))
+    budget = int(selection.one("budget", "Budget", map(str, chosen.budgets)))
     context = records.context(chosen, [(method, seeds[0]), ORACLE])
-    if context is None:
-        return [*figures, Nothing(f"The rankings of {sample} are lost.", RANK)]
-    return [*figures, *_rankings(context, name, head, (method, seeds[0]), budget)]
+    ranking = context.find(method, seeds[0]) if context else None
+    if context is None or ranking is None:
+        return [*figures, Nothing(f"The ranking of {sample} by {method} is lost.", RANK)]
+    choice = HeadChoice.of(context, ranking, head=head, budget=budget)
+    against = _against_oracle(context, choice, name, (method, seeds[0]), budget)
+    return [*figures, against, _kept_attention(choice, name, method)]
 
 
 def _training(records: Records, policy_sets: Sequence[str], name: str) -> Figure | Nothing:
-    drawing = new_drawing(legend_above=True, xaxis={"title": {"text": "training step"}, "rangemode": "tozero"})
+    drawing = new_drawing(legend_above=True, xaxis=linear_axis("training step"))
     values: list[float] = []
     for place, policy_set in enumerate(policy_sets):
         of_head = [row for row in records.of_policy_set("head_curves", policy_set) if row["head_name"] == name]
@@ -107,9 +120,7 @@ def _importance(records: Records, contexts: Sequence[ListedContext], name: str, 
     drawn, seen, longest = 0, [1.0], 1
     for listed in contexts:
         context = records.context(listed, [])
-        if context is None:
-            continue
-        shares = np.sort(context.importance[head].astype(float))[::-1]
+        shares = np.sort(context.importance[head].astype(float))[::-1] if context else np.empty(0)
         shares = shares[shares > 0] / max(shares.sum(), 1e-30)
         if not len(shares):
             continue
@@ -137,18 +148,6 @@ def _importance(records: Records, contexts: Sequence[ListedContext], name: str, 
     )
 
 
-def _rankings(
-    context: StoredContext, name: str, head: int, contender: tuple[str, int], budget: int
-) -> Iterator[Figure | Nothing]:
-    ranking = context.find(*contender)
-    if ranking is None:
-        yield Nothing(f"The ranking of {contender[0]} is lost.", RANK)
-        return
-    choice = HeadChoice.of(context, ranking, head=head, budget=budget)
-    yield _against_oracle(context, choice, name, contender, budget)
-    yield _kept_attention(choice, name, contender)
-
-
 def _against_oracle(
     context: StoredContext, choice: HeadChoice, name: str, contender: tuple[str, int], budget: int
 ) -> Figure:
@@ -173,8 +172,8 @@ def _against_oracle(
             hovertemplate="“%{text}”: %{y}, oracle %{x}<extra></extra>",
         )
     limit = choice.num_kept + 0.5
-    drawing.add_shape(type="line", x0=limit, x1=limit, y0=0, y1=1, yref="y domain", line={"color": GREY, "dash": "dot"})
-    drawing.add_shape(type="line", y0=limit, y1=limit, x0=0, x1=1, xref="x domain", line={"color": GREY, "dash": "dot"})
+    drawing.add_vline(x=limit, line=_LIMIT)
+    drawing.add_hline(y=limit, line=_LIMIT)
     dropped = int(choice.wrongly_dropped.sum())
     return Figure(
         name="ranking",
@@ -190,7 +189,7 @@ def _against_oracle(
     )
 
 
-def _kept_attention(choice: HeadChoice, name: str, contender: tuple[str, int]) -> Figure:
+def _kept_attention(choice: HeadChoice, name: str, contender: str) -> Figure:
     first = NUM_SINK_TOKENS + NUM_RECENT_TOKENS
     counts = np.arange(1, len(choice.ranks) + 1)
     shown = np.unique(np.geomspace(min(first, len(counts)), len(counts), 200).astype(int))
@@ -199,7 +198,7 @@ def _kept_attention(choice: HeadChoice, name: str, contender: tuple[str, int]) -
         xaxis=log_axis("tokens that the head keeps", shown.tolist()),
         yaxis={"title": {"text": "share of the future attention kept"}, "range": [0, 1.03]},
     )
-    for method, ranks in ((contender[0], choice.ranks), ("oracle", choice.best_ranks)):
+    for method, ranks in ((contender, choice.ranks), ("oracle", choice.best_ranks)):
         shares, style = shares_by_budget(ranks, choice.importance), style_of(method)
         drawing.add_scatter(
             name=method,
@@ -209,13 +208,13 @@ def _kept_attention(choice: HeadChoice, name: str, contender: tuple[str, int]) -
             line={"color": style.colour, "dash": style.dash, "width": 2},
             hovertemplate="%{x} tokens: %{y:.1%}",
         )
-    drawing.add_vline(x=choice.num_kept, line={"color": GREY, "dash": "dot"})
+    drawing.add_vline(x=choice.num_kept, line=_LIMIT)
     return Figure(
         name="attention",
         title=f"{name}: future attention that is kept",
         drawing=drawing,
-        label=f"Line chart of the share of attention kept against tokens kept, under {contender[0]} and the oracle; "
+        label=f"Line chart of the share of attention kept against tokens kept, under {contender} and the oracle; "
         f"with {choice.num_kept} tokens {choice.share_kept:.0%} and {choice.best_share:.0%}.",
         height=400,
-        note=f"With {choice.num_kept} tokens: {contender[0]} {choice.share_kept:.1%}, oracle {choice.best_share:.1%}.",
+        note=f"With {choice.num_kept} tokens: {contender} {choice.share_kept:.1%}, oracle {choice.best_share:.1%}.",
     )

@@ -1,4 +1,4 @@
-"""What one head keeps of a context at a budget, and what the best choice of as many tokens would have kept."""
+"""The tokens that one head keeps of a context at a budget, against the best choice of as many tokens."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class HeadChoice:
 
     @property
     def wrongly_kept(self) -> NDArray[np.bool_]:
-        """Tokens that the method keeps in place of them."""
+        """Tokens that the method keeps and the oracle would not."""
         return self.kept & ~self.best
 
     @property
@@ -72,7 +72,7 @@ class HeadChoice:
 
     @property
     def best_share(self) -> float:
-        """The same of the oracle's."""
+        """Share of the future attention that the oracle's choice receives."""
         return float(self.importance[self.best].sum())
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from markupsafe import Markup
@@ -10,8 +11,7 @@ from dashboards.app.choosing import lineage_link
 from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records
 from dashboards.app.selection import Selection, page_url
-from dashboards.lineage.page import ends_of_runs, record_of
-from dashboards.lineage.picture import draw_lineage
+from dashboards.lineage.picture import draw_lineage, ends_of_runs, record_of
 from dashboards.rendering.formats import moment
 from dashboards.rendering.table import Cell, Link, Table, table
 from storage.errors import StorageError
@@ -21,7 +21,7 @@ _WAYS = [("around", "both"), ("up", "what it came from"), ("down", "what came fr
 _STEPS = [("2", "2 steps"), ("4", "4 steps"), ("8", "8 steps"), ("all", "all steps")]
 _NEWEST, _MOST_LISTED = 40, 200
 _Url = Callable[..., str]
-"""Gives the URL of this page with some choices changed."""
+"""Makes the URL of this page with some choices changed."""
 
 
 def lineage_page(records: Records, selection: Selection) -> Page:
@@ -50,8 +50,6 @@ def lineage_page(records: Records, selection: Selection) -> Page:
     # A click on one node walks there; on a group it lists what is in it.
     targets = [url(id=group[0].id) if len(group) == 1 else url(group=group[0].id) for group in drawing.groups]
     opened = next((group for group in drawing.groups if group[0].id == selection.text("group")), ())
-    shown = {node.id for group in drawing.groups for node in group}
-    aside = [node for node in graph.nodes.values() if node.id not in shown]
     return Page(
         template="lineage.html",
         content={
@@ -66,7 +64,7 @@ def lineage_page(records: Records, selection: Selection) -> Page:
             "group": _group_table(opened, url) if opened else None,
             "record": _record_table(root, graph, url),
             "record_title": f"{root.kind} {root.id}",
-            "aside": [Link(text=f"{node.kind} {node.name}", url=url(id=node.id)) for node in aside],
+            "aside": [Link(text=f"{node.kind} {node.name}", url=url(id=node.id)) for node in drawing.aside],
         },
     )
 
@@ -102,14 +100,18 @@ def _record_table(node: LineageNode, graph: LineageGraph, url: _Url) -> Table:
     rows: list[list[Cell]] = []
     for name, value in record.items():
         if name in ("inputs", "outputs"):
-            rows.append([name, [Link(text=f"{role}: {key}", url=url(id=key)) for role, key in _some(value)]])
+            rows.append(
+                [
+                    name,
+                    [Link(text=f"{role}: {key}", url=url(id=key)) for role, key in islice(value.items(), _MOST_LISTED)],
+                ]
+            )
         elif value not in ("", None):
             rows.append([name, _plain(value)])
-    if node.kind != "run":
-        for words, runs in (("made by", _runs(graph, node.id, "output")), ("read by", _runs(graph, node.id, "input"))):
-            if runs:
-                links = [Link(text=f"{graph.nodes[run].name} {run}", url=url(id=run)) for run in runs[:_MOST_LISTED]]
-                rows.append([words, links])
+    for words, role in (("made by", "output"), ("read by", "input")) if node.kind != "run" else ():
+        if runs := _runs(graph, node.id, role):
+            links = [Link(text=f"{graph.nodes[run].name} {run}", url=url(id=run)) for run in runs[:_MOST_LISTED]]
+            rows.append([words, links])
     return table("", ["", ""], rows, numeric=())
 
 
@@ -118,10 +120,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return "\n".join(f"{name}: {_plain(part)}" for name, part in value.items())
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _some(ends: Mapping[str, str]) -> list[tuple[str, str]]:
-    return list(ends.items())[:_MOST_LISTED]
 
 
 def _runs(graph: LineageGraph, artifact_id: str, role: str) -> list[str]:

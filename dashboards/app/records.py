@@ -1,30 +1,31 @@
-"""What pages read of a home: the catalog and the rankings of evaluations, and nothing else.
+"""The catalog and the stored rankings of a home, as the pages read them.
 
-What a completed run wrote never changes, so it is read once; lists of runs are read again whenever there is a new one.
+Rows of completed runs are immutable, so they are cached; lists of runs are read again after each new run.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dashboards.figures.styles import made_from
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.budget_curves import resample_scores
 from kvpolicy.results.comparisons import compare_methods
-from storage.catalog.catalog import Artifact, Catalog
+from storage.catalog.catalog import Catalog
 from storage.catalog.stored_scores import stored_bootstrap, stored_scores
 from storage.home import Home
+from storage.lineage.artifacts import SURROUNDINGS
 from storage.tables.lance_table import quote
 from storage.token_ranks import StoredContext, list_contexts, list_rankings, read_context
 
 T = TypeVar("T")
 Row = dict[str, Any]
+_Pairs = tuple[tuple[str, str], ...]
 _REMEMBERED = 32  # of at most some ten megabytes each: the points of an evaluation
 _CURVE = (
     "method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed",
@@ -64,7 +65,7 @@ class Evaluation:
 
     @property
     def choices(self) -> dict[str, str]:
-        """What chooses it in the URL of a page."""
+        """The choices in a URL that select it."""
         return {"model": self.model_id, "evaluation": self.id}
 
 
@@ -79,7 +80,7 @@ class ListedContext:
         task: its task.
         setting: query_aware or query_agnostic.
         num_tokens: tokens of the context.
-        budgets: at which it was judged.
+        budgets: at which it was evaluated.
         rankings: (method, seed) of its rankings, and the folder of each.
     """
 
@@ -99,36 +100,23 @@ class Records:
     def __init__(self, home: Home) -> None:
         self.home = home
         self.catalog = Catalog(home)
-        self._lock = threading.Lock()
-        self._remembered: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._remember = functools.lru_cache(_REMEMBERED)(lambda version, read, *given: read(*given))
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        with self._lock:
-            if key in self._remembered:
-                self._remembered.move_to_end(key)
-                value: T = self._remembered[key]
-                return value
-        made = make()  # two threads may make it at once, which costs time and nothing else
-        with self._lock:
-            self._remembered[key] = made
-            while len(self._remembered) > _REMEMBERED:
-                self._remembered.popitem(last=False)
-        return made
+    def _once(self, read: Callable[..., T], *given: Any) -> T:
+        """Call a reader of immutable records, and cache its answer."""
+        return cast("T", self._remember(None, read, *given))
 
-    def _now(self, name: str, make: Callable[[], T]) -> T:
-        """What holds as long as no run is recorded."""
-        version = self.catalog.version()
-        return self._once((name, version), make)
+    def _now(self, read: Callable[..., T], *given: Any) -> T:
+        """Call a reader, and cache its answer until the next run is recorded."""
+        return cast("T", self._remember(self.catalog.version(), read, *given))
 
     def evaluations(self) -> list[Evaluation]:
         """All completed evaluations, the newest first."""
-        return self._now("evaluations", self._evaluations)
+        return self._now(self._evaluations)
 
     def _evaluations(self) -> list[Evaluation]:
         where = "stage = 'evaluate' AND outcome = 'completed'"
         runs = {row["run_id"]: row for row in self.catalog.rows("runs", where, ["run_id", "ended_at"])}
-        if not runs:
-            return []
         made: dict[str, str] = {}
         models: dict[str, str] = {}
         for edge in self.catalog.rows("edges", "name IN ('evaluation', 'model')"):
@@ -150,11 +138,11 @@ class Records:
         return sorted(evaluations, key=lambda evaluation: evaluation.ended_at, reverse=True)
 
     def _names(self, artifact_ids: Iterable[str]) -> dict[str, str]:
-        wanted = list(dict.fromkeys(artifact_ids))
-        return {artifact.artifact_id: artifact.name for artifact in self.catalog.artifacts(wanted)}
+        artifacts = self.catalog.artifacts(list(dict.fromkeys(artifact_ids)))
+        return {artifact.artifact_id: artifact.name for artifact in artifacts}
 
     def _of_run(self, table: str, run_id: str, columns: Sequence[str] | None = None) -> list[Row]:
-        return self._once((table, run_id), lambda: self.catalog.rows(table, f"run_id = {quote(run_id)}", columns))
+        return self._once(self.catalog.rows, table, f"run_id = {quote(run_id)}", columns)
 
     def curves(self, evaluation: Evaluation) -> list[Row]:
         """Points of its budget curves."""
@@ -175,111 +163,98 @@ class Records:
             Rows like those of `comparisons`; none if the scores of the samples are lost.
         """
         wanted = {name: curves[0][name] for name in ("benchmark", "setting", "metric", "task")}
-        contenders = frozenset((row["method"], row["seed"]) for row in curves)
-        key = ("compared", evaluation.run_id, *wanted.values(), contenders)
         if wanted["task"] == MEAN_TASK:
             del wanted["task"]
+        contenders = frozenset((row["method"], row["seed"]) for row in curves)
+        trained = made_from(curves)
+        return self._once(self._compare, evaluation.run_id, (*wanted.items(),), contenders, (*trained.items(),))
 
-        def compare() -> list[Row]:
-            scores = stored_scores(self.catalog, evaluation.run_id, **wanted)
-            chosen = [score for score in scores if (score.method, score.seed) in contenders]
-            tables = resample_scores(chosen, stored_bootstrap(self.catalog, evaluation.run_id))
-            return [comparison.to_row() for comparison in compare_methods(tables, made_from(curves))]
-
-        return self._once(key, compare)
+    def _compare(
+        self, run_id: str, wanted: _Pairs, contenders: frozenset[tuple[str, int]], trained: _Pairs
+    ) -> list[Row]:
+        scores = stored_scores(self.catalog, run_id, **dict(wanted))
+        chosen = [score for score in scores if (score.method, score.seed) in contenders]
+        tables = resample_scores(chosen, stored_bootstrap(self.catalog, run_id))
+        return [comparison.to_row() for comparison in compare_methods(tables, dict(trained))]
 
     def head_costs(self, evaluation: Evaluation) -> list[Row]:
-        """What each method's ranking costs each head."""
+        """Cost of each head under each method."""
         return self._of_run("head_costs", evaluation.run_id, _HEAD_COST)
 
     def inputs(self, evaluation: Evaluation) -> dict[str, str]:
-        """What its run read: role to artifact id."""
+        """Inputs of its run: role to artifact id."""
         edges = self._of_run("edges", evaluation.run_id)
         return {edge["name"]: edge["artifact_id"] for edge in edges if edge["role"] == "input"}
 
     def policy_sets(self, evaluation: Evaluation) -> list[str]:
-        """The policy sets that were judged, in the order of their seeds."""
+        """The policy sets that were evaluated, in the order of their seeds."""
         return [name for name in self.inputs(evaluation).values() if name.startswith("policy_set-")]
 
     def of_policy_set(self, table: str, policy_set_id: str) -> list[Row]:
         """Rows of `heads`, `head_curves`, `head_pairs` or `metrics` of the last training that made a policy set."""
-
-        def read() -> list[Row]:
-            columns = _HEAD_PAIR if table == "head_pairs" else None
-            rows = self.catalog.rows(table, f"policy_set_id = {quote(policy_set_id)}", columns)
-            return [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
-
-        return self._once((table, policy_set_id), read)
+        columns = _HEAD_PAIR if table == "head_pairs" else None
+        rows = self._once(self.catalog.rows, table, f"policy_set_id = {quote(policy_set_id)}", columns)
+        return [row for row in rows if row["run_id"] == rows[-1]["run_id"]]
 
     def policy_sets_with_pairs(self) -> list[tuple[str, str]]:
         """(id, name) of the policy sets that heads can be compared for, the newest first."""
+        return self._now(self._policy_sets)
 
-        def read() -> list[tuple[str, str]]:
-            trained = self.catalog.rows("runs", "stage = 'train' AND outcome = 'completed'", ["run_id"])
-            runs = {row["run_id"] for row in trained}
-            edges = self.catalog.rows("edges", "name = 'policy' AND role = 'output'", ["run_id", "artifact_id"])
-            artifact_ids = dict.fromkeys(edge["artifact_id"] for edge in reversed(edges) if edge["run_id"] in runs)
-            names = self._names(artifact_ids)
-            return [(name, names[name]) for name in artifact_ids]
-
-        return self._now("policy sets", read)
+    def _policy_sets(self) -> list[tuple[str, str]]:
+        trained = self.catalog.rows("runs", "stage = 'train' AND outcome = 'completed'", ["run_id"])
+        runs = {row["run_id"] for row in trained}
+        edges = self.catalog.rows("edges", "name = 'policy' AND role = 'output'", ["run_id", "artifact_id"])
+        return list(self._names(edge["artifact_id"] for edge in edges[::-1] if edge["run_id"] in runs).items())
 
     def contexts(self, evaluation: Evaluation) -> list[ListedContext]:
         """The contexts whose rankings it kept token by token."""
+        inputs = self.inputs(evaluation).values()
+        return self._once(self._contexts, tuple(name for name in inputs if name.startswith("evaluation_shard-")))
 
-        def read() -> list[ListedContext]:
-            inputs = self.inputs(evaluation).values()
-            return _listed(self.catalog.artifacts([name for name in inputs if name.startswith("evaluation_shard-")]))
-
-        return self._once(("contexts", evaluation.run_id), read)
+    def _contexts(self, shard_ids: Sequence[str]) -> list[ListedContext]:
+        """The contexts in some shards, each with the rankings of it in all of them."""
+        shards = self.catalog.artifacts(shard_ids)
+        rankings: dict[tuple[str, str], dict[tuple[str, int], Path]] = {}
+        for folder in (Path(shard.uri) for shard in shards if shard.metadata["num_rankings"]):
+            for row in list_rankings(folder):
+                rankings.setdefault((row["sample_id"], row["setting"]), {})[row["method"], row["seed"]] = folder
+        return [
+            ListedContext(
+                shard_id=shard.artifact_id,
+                folder=Path(shard.uri),
+                sample_id=row["sample_id"],
+                task=row["task"],
+                setting=row["setting"],
+                num_tokens=row["num_tokens"],
+                budgets=tuple(int(budget) for budget in row["budgets"]),
+                rankings=rankings.get((row["sample_id"], row["setting"]), {}),
+            )
+            for shard in shards
+            if shard.metadata["num_contexts"]
+            for row in list_contexts(Path(shard.uri))
+        ]
 
     def context(self, listed: ListedContext, methods: Iterable[tuple[str, int]]) -> StoredContext | None:
         """One of them, with the rankings of some methods."""
         wanted = {name: listed.rankings[name] for name in sorted(set(methods)) if name in listed.rankings}
-        key = ("context", str(listed.folder), listed.sample_id, listed.setting, tuple(wanted))
-        return self._once(key, lambda: read_context(listed.folder, listed.sample_id, listed.setting, wanted))
+        return self._once(self._context, listed.folder, listed.sample_id, listed.setting, tuple(wanted.items()))
+
+    def _context(self, folder: Path, sample_id: str, setting: str, rankings: Iterable[Any]) -> StoredContext | None:
+        return read_context(folder, sample_id, setting, dict(rankings))
 
     def runs(self) -> list[Row]:
         """All runs in the order in which they were recorded, the newest first, without parameters."""
-        return self._now("runs", lambda: self.catalog.rows("runs", columns=_RUN)[::-1])
+        return self._now(self.catalog.rows, "runs", None, _RUN)[::-1]
 
     def decisions(self) -> list[Row]:
         """All decisions on champions in the order in which they were made."""
-        return self._now("promotions", lambda: self.catalog.rows("promotions"))
+        return self._now(self.catalog.rows, "promotions")
 
     def models(self) -> dict[str, Row]:
         """Models by digest."""
-        return self._now("models", lambda: {row["digest"]: row for row in self.catalog.rows("models")})
+        return {row["digest"]: row for row in self._now(self.catalog.rows, "models")}
 
     def artifacts(self) -> list[Row]:
         """All artifacts but code, environments and requests, the newest first."""
-
-        def read() -> list[Row]:
-            where = "kind NOT IN ('code', 'environment', 'request')"
-            columns = ["artifact_id", "kind", "name", "created_at"]
-            return self.catalog.rows("artifacts", where, columns)[::-1]
-
-        return self._now("artifacts", read)
-
-
-def _listed(shards: Sequence[Artifact]) -> list[ListedContext]:
-    """The contexts in some shards, each with the rankings of it in all of them."""
-    rankings: dict[tuple[str, str], dict[tuple[str, int], Path]] = {}
-    for folder in (Path(shard.uri) for shard in shards if shard.metadata["num_rankings"]):
-        for row in list_rankings(folder):
-            rankings.setdefault((row["sample_id"], row["setting"]), {})[row["method"], row["seed"]] = folder
-    return [
-        ListedContext(
-            shard_id=shard.artifact_id,
-            folder=Path(shard.uri),
-            sample_id=row["sample_id"],
-            task=row["task"],
-            setting=row["setting"],
-            num_tokens=row["num_tokens"],
-            budgets=tuple(int(budget) for budget in row["budgets"]),
-            rankings=rankings.get((row["sample_id"], row["setting"]), {}),
-        )
-        for shard in shards
-        if shard.metadata["num_contexts"]
-        for row in list_contexts(Path(shard.uri))
-    ]
+        where = f"kind NOT IN ({', '.join(map(quote, sorted(SURROUNDINGS)))})"
+        return self._now(self.catalog.rows, "artifacts", where, ("artifact_id", "kind", "name", "created_at"))[::-1]

@@ -1,12 +1,14 @@
 """Page: runs with their stages, times and outcomes, and who is champion of each model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from dashboards.app.choosing import FindServices, lineage_link, mlflow_link, short_id
 from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records, Row
 from dashboards.app.selection import Selection
 from dashboards.figures.drawing import Figure, new_drawing
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import duration, moment, number, with_interval
 from dashboards.rendering.table import Cell, Link, Outcome, Table, table
 from storage.catalog.promotions import PROMOTED, PromotionHistory
@@ -21,7 +23,7 @@ def runs_page(records: Records, find_services: FindServices, selection: Selectio
 
     Args:
         records: of the home.
-        find_services: tells which other pages runs can link to.
+        find_services: gives the services whose pages runs can link to.
         selection: its choices.
 
     Raises:
@@ -30,10 +32,8 @@ def runs_page(records: Records, find_services: FindServices, selection: Selectio
     runs = records.runs()
     if not runs:
         raise Nothing("Nothing has run in this home yet.", "kvp run --preset smoke")
-    stages = dict.fromkeys(run["stage"] for run in reversed(runs))
-    stage = selection.one("stage", "Stage", [_ALL, *((name, name) for name in stages)])
-    outcomes = sorted({run["outcome"] for run in runs})
-    outcome = selection.one("outcome", "Outcome", [_ALL, *((name, name) for name in outcomes)])
+    stage = selection.one("stage", "Stage", [_ALL, *dict.fromkeys(run["stage"] for run in reversed(runs))])
+    outcome = selection.one("outcome", "Outcome", [_ALL, *sorted({run["outcome"] for run in runs})])
     wanted = [run for run in runs if stage in ("", run["stage"]) and outcome in ("", run["outcome"])]
     num_pages = max(1, -(-len(wanted) // _PER_PAGE))
     page = selection.number("page", default=1, least=1, most=num_pages)
@@ -68,9 +68,8 @@ def _timeline(runs: Sequence[Row]) -> Figure:
     )
     drawing.update_layout(margin={"b": 36})
     span = max(run["ended_at"] for run in runs) - min(run["started_at"] for run in runs)
-    least = max(span.total_seconds() / 300, 0.01)  # what took no time at all is seen as well
-    for outcome in dict.fromkeys(run["outcome"] for run in runs):
-        alike = [run for run in runs if run["outcome"] == outcome]
+    least = max(span.total_seconds() / 300, 0.01)  # keeps runs of no time visible
+    for outcome, alike in grouped(runs, itemgetter("outcome")).items():
         drawing.add_bar(
             name=outcome,
             orientation="h",
@@ -96,36 +95,29 @@ def _timeline(runs: Sequence[Row]) -> Figure:
 
 def _stages_by_start(runs: Sequence[Row]) -> list[str]:
     """Stages from bottom to top: the last that began first."""
-    ordered = sorted(runs, key=lambda run: run["started_at"])
-    return list(dict.fromkeys(run["stage"] for run in ordered))[::-1]
+    return list(grouped(sorted(runs, key=itemgetter("started_at")), itemgetter("stage")))[::-1]
 
 
 def _runs_table(runs: Sequence[Row], services: Mapping[str, str]) -> Table:
-    columns = ["started", "stage", "outcome", "time", "record and lineage", "elsewhere", "seed", "commit"]
-    rows: list[list[Cell]] = [
-        [
-            f"{run['started_at']:%Y-%m-%d %H:%M:%S}",
-            run["stage"],
-            Outcome(name=run["outcome"], reason=_reason(run)),
-            duration(run["seconds"]),
-            lineage_link(run["run_id"]),
-            list(_service_links(run, services)),
-            "" if run["seed"] is None else str(run["seed"]),
-            f"{run['git_commit'][:8]}{'*' if run['git_dirty'] else ''}",
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "started": f"{run['started_at']:%Y-%m-%d %H:%M:%S}",
+            "stage": run["stage"],
+            "outcome": Outcome(name=run["outcome"], reason=_reason(run)),
+            "time": duration(run["seconds"]),
+            "record and lineage": lineage_link(run["run_id"]),
+            "elsewhere": list(_service_links(run, services)),
+            "seed": "" if run["seed"] is None else str(run["seed"]),
+            "commit": f"{run['git_commit'][:8]}{'*' if run['git_dirty'] else ''}",
+        }
         for run in runs
     ]
-    filled = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    return table(
-        "",
-        [columns[place] for place in filled],
-        [[row[place] for place in filled] for row in rows],
-        numeric={3},
-    )
+    filled = [name for name in next(iter(rows), {}) if any(row[name] for row in rows)]
+    return table("", filled, [[row[name] for name in filled] for row in rows], numeric={3})
 
 
 def _reason(run: Row) -> str | Link:
-    """What stands below an outcome: why a run failed, or which one it stands on or repeats."""
+    """Text below an outcome: the reason of a failure, or the run that was reused or repeated."""
     if run["reused_run_id"]:
         return lineage_link(run["reused_run_id"], f"as {run['reused_run_id'][:10]}…")
     return str(run["reason"])
@@ -150,8 +142,7 @@ def _service_note(services: Mapping[str, str]) -> str:
 def _stage_table(runs: Sequence[Row]) -> Table:
     outcomes = [name for name in _COLOURS if any(run["outcome"] == name for run in runs)]
     rows: list[list[Cell]] = []
-    for stage in dict.fromkeys(run["stage"] for run in reversed(runs)):
-        alike = [run for run in runs if run["stage"] == stage]
+    for stage, alike in grouped(reversed(runs), itemgetter("stage")).items():
         counts = [sum(run["outcome"] == outcome for run in alike) for outcome in outcomes]
         done = [run["seconds"] for run in alike if run["outcome"] == "completed"]
         mean = duration(sum(done) / len(done)) if done else "–"
@@ -161,53 +152,45 @@ def _stage_table(runs: Sequence[Row]) -> Table:
 
 
 def _champions(records: Records) -> Table | None:
-    by_model: dict[str, list[Row]] = {}
-    for row in records.decisions():
-        by_model.setdefault(row["model_digest"], []).append(row)
-    if not by_model:
-        return None
-    rows: list[list[Cell]] = []
-    for digest, decisions in by_model.items():
+    rows: list[dict[str, Cell]] = []
+    for digest, decisions in grouped(records.decisions(), itemgetter("model_digest")).items():
         history = PromotionHistory(rows=decisions)
-        name = records.models().get(digest, {}).get("name", digest[:8])
         since = next(row for row in reversed(decisions) if row["decision"] == PROMOTED or row is decisions[0])
         last = decisions[-1]
-        rows.append(
-            [
-                name,
-                _policy_link(history.champion),
-                moment(since["created_at"]),
-                _policy_link(history.challenger),
-                _difference(last),
-                ", ".join(filter(None, [f"{last['kind']}: {last['decision']}", last["reason"]])),
-            ]
-        )
-    return table(
-        "Champions",
-        ["model", "champion", "since", "last challenger", "KL difference", "last decision"],
-        rows,
-        long={5},
-        numeric=(),
-    )
+        row: dict[str, Cell] = {
+            "model": _model_name(records, digest),
+            "champion": _policy_link(history.champion),
+            "since": moment(since["created_at"]),
+            "last challenger": _policy_link(history.challenger),
+            "KL difference": _difference(last),
+            "last decision": ", ".join(filter(None, [f"{last['kind']}: {last['decision']}", last["reason"]])),
+        }
+        rows.append(row)
+    return table("Champions", rows[0], [row.values() for row in rows], long={5}, numeric=()) if rows else None
+
+
+def _model_name(records: Records, digest: str) -> str:
+    return str(records.models().get(digest, {}).get("name", digest[:8]))
 
 
 def _decisions(records: Records) -> Table | None:
-    """Every challenger and what was decided, the newest first."""
-    rows: list[list[Cell]] = [
-        [
-            moment(row["created_at"]),
-            records.models().get(row["model_digest"], {}).get("name", row["model_digest"][:8]),
-            _policy_link(row["challenger_id"]),
-            _policy_link(row["champion_before_id"]),
-            f"{row['kind']}: {row['decision']}",
-            _difference(row),
-            lineage_link(row["evaluation_id"], "evaluation") if row["evaluation_id"] else "",
-            row["reason"],
-        ]
+    """Every challenger with its decision, the newest first."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "when": moment(row["created_at"]),
+            "model": _model_name(records, row["model_digest"]),
+            "challenger": _policy_link(row["challenger_id"]),
+            "champion then": _policy_link(row["champion_before_id"]),
+            "decision": f"{row['kind']}: {row['decision']}",
+            "KL difference": _difference(row),
+            "evaluated by": lineage_link(row["evaluation_id"], "evaluation") if row["evaluation_id"] else "",
+            "why": row["reason"],
+        }
         for row in reversed(records.decisions())
     ]
-    columns = ["when", "model", "challenger", "champion then", "decision", "KL difference", "judged by", "why"]
-    return table("Challengers", columns, rows, long={7}, folded=True, numeric=()) if rows else None
+    if not rows:
+        return None
+    return table("Challengers", rows[0], [row.values() for row in rows], long={7}, folded=True, numeric=())
 
 
 def _difference(decision: Row) -> str:

@@ -1,15 +1,15 @@
-"""What is chosen on a page: it lies in the URL and nowhere else, so that a copied URL shows the same.
+"""The choices of a page. They live in the URL alone, so that a copied URL shows the same page.
 
-A page asks for its choices one after the other, each with the options that those before it leave. What a URL asks for
-and is not there is replaced by the default, and the page says so.
+A page reads its choices one after the other, each with the options that the earlier ones leave. An unknown value in a
+URL is replaced by the default, with a note on the page.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-Options = Iterable[tuple[str, str]]
-"""(value, label) of each option."""
+Options = Iterable[str | tuple[str, str]]
+"""(value, label) of each option, or a value that is its own label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Menu:
         options: (value, label) of all.
         chosen: values that are chosen, one unless `several`.
         several: whether any number may be chosen.
-        resets: names of the choices that lose their meaning when this one changes.
+        resets: names of the choices to forget when this one changes.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Selection:
         asked: what the URL asks for: name to values.
         menus: choices so far, in the order of the page.
         kept: choices without a menu that stay as they are when a menu changes.
-        notes: what was asked for and is not there.
+        notes: messages on unknown values.
     """
 
     asked: Mapping[str, Sequence[str]]
@@ -52,8 +52,8 @@ class Selection:
     def one(
         self, name: str, label: str, options: Options, *, default: str | None = None, resets: Sequence[str] = ()
     ) -> str:
-        """Let one of some options be chosen, of which there is at least one; the first one by default."""
-        known = tuple(options)
+        """Add a menu with a single choice; by default the first of its options, of which there is at least one."""
+        known = _labelled(options)
         values = [value for value, _ in known]
         fallback = values[0] if default is None else default
         wanted = next(iter(self.asked.get(name, ())), fallback)
@@ -64,8 +64,8 @@ class Selection:
         return wanted
 
     def several(self, name: str, label: str, options: Options) -> list[str]:
-        """Let some of the options be chosen: all of them unless the URL names some that are there."""
-        known = tuple(options)
+        """Add a menu with several choices; by default all of its options."""
+        known = _labelled(options)
         values = [value for value, _ in known]
         wanted = self.asked.get(name, ())
         missing = [value for value in wanted if value not in values]
@@ -76,7 +76,7 @@ class Selection:
         return chosen
 
     def number(self, name: str, *, default: int, least: int, most: int) -> int:
-        """A number that has no menu, such as a page of a list."""
+        """Read a number that has no menu, such as a page of a list."""
         text = next(iter(self.asked.get(name, ())), str(default))
         # Python refuses to read a number of thousands of digits.
         if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
@@ -85,11 +85,11 @@ class Selection:
         return int(text)
 
     def text(self, name: str) -> str:
-        """A text that has no menu, such as an id; empty if the URL has none."""
+        """Read a text that has no menu, such as an id; empty if the URL has none."""
         return next(iter(self.asked.get(name, ())), "").strip()
 
     def keep(self, name: str, value: str) -> None:
-        """Let a choice without a menu go along when a menu changes."""
+        """Keep a choice that has no menu when a menu changes."""
         self.kept[name] = value
 
     def url(self, page: str, /, **changes: str | int | None) -> str:
@@ -101,6 +101,10 @@ class Selection:
                 pairs += [(menu.name, value) for value in menu.chosen]
         pairs += [(name, str(value)) for name, value in changes.items() if value is not None]
         return page_url(page, pairs)
+
+
+def _labelled(options: Options) -> tuple[tuple[str, str], ...]:
+    return tuple((option, option) if isinstance(option, str) else option for option in options)
 
 
 def page_url(page: str, choices: Sequence[tuple[str, str | int]] | Mapping[str, str | int]) -> str:

@@ -1,7 +1,7 @@
 """The dashboard's server: one route a page, on this machine alone, and it only answers GET.
 
-Every figure is drawn by the plotly.js that comes with plotly, so that nothing is fetched from elsewhere. Whatever is
-wrong with a home while it is looked at is a message on the page.
+Every figure is drawn by the plotly.js that comes with plotly, so that nothing is fetched from elsewhere. A damaged home
+is reported on the page.
 """
 
 import functools
@@ -10,27 +10,26 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from plotly.offline import get_plotlyjs
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboards.app.choosing import FindServices
-from dashboards.app.content import Nothing, Page
+from dashboards.app.content import NAVIGATION, Nothing, Page, render
 from dashboards.app.curves_page import curves_file, curves_page
 from dashboards.app.heads_page import heads_page
 from dashboards.app.lineage_page import lineage_page
 from dashboards.app.records import Records
-from dashboards.app.responses import NAVIGATION, render
 from dashboards.app.runs_page import runs_page
 from dashboards.app.selection import Selection
 from dashboards.app.similarity_page import similarity_page
@@ -80,7 +79,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
         return Response(text, status_code=status, media_type="text/csv")
 
     def failed(request: Request, error: Exception) -> Response:
-        """Anything that no page expects: the server's log has all of it, and the page a sentence."""
+        """Answer an unexpected error: the page gets one sentence, the server's log the traceback."""
         status, headers = 500, None
         if isinstance(error, HTTPException):
             status, headers = error.status_code, error.headers
@@ -102,7 +101,7 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
     middleware = [
         # A page of another site that resolves its name to this machine must not read from here.
         Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"]),
-        Middleware(_Guarded),
+        Middleware(BaseHTTPMiddleware, dispatch=_guarded),
         Middleware(GZipMiddleware, minimum_size=2000),
     ]
     return Starlette(
@@ -110,29 +109,17 @@ def make_app(home: Home, find_services: FindServices = dict) -> Starlette:
     )
 
 
-class _Guarded:
-    """Adds to every answer what a browser may do with it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["Content-Security-Policy"] = _POLICY
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers.setdefault("Cache-Control", "no-cache")
-            await send(message)
-
-        await self._app(scope, receive, send_guarded)
+async def _guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Add to every answer the headers that limit a browser."""
+    answer = await call_next(request)
+    answer.headers["Content-Security-Policy"] = _POLICY
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    answer.headers.setdefault("Cache-Control", "no-cache")
+    return answer
 
 
 def _selection(request: Request) -> Selection:
-    asked: dict[str, list[str]] = {}
-    for name, value in request.query_params.multi_items():
-        asked.setdefault(name, []).append(value)
-    return Selection(asked=asked)
+    return Selection(asked=parse_qs(request.url.query, keep_blank_values=True))
 
 
 def _built(build: Callable[[Selection], Page], selection: Selection) -> Page:
@@ -162,7 +149,7 @@ def _plotlyjs(request: Request) -> Response:
 
 
 def open_port(port: int) -> socket.socket:
-    """Listen on a port of this machine, before anything else is said to be there.
+    """Listen on a port of this machine; call it before the address is printed.
 
     Args:
         port: which; 0 for a free one.

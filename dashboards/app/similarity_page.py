@@ -1,4 +1,4 @@
-"""Page: how alike KV heads rank tokens, with heads that rank alike beside each other."""
+"""Page: rank correlations between KV heads, with heads that rank alike beside each other."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from dashboards.app.content import Nothing, Page
 from dashboards.app.records import Records
 from dashboards.app.selection import Selection
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import number
 from dashboards.rendering.table import Table, table
 
@@ -36,10 +37,9 @@ def similarity_page(records: Records, selection: Selection) -> Page:
     correlations = Correlations.of_rows(pairs, heads)
     order = selection.one("order", "Order", _ORDERS)
     tree = correlations.tree()
-    # The first level at which heads form a group at all says most.
+    # By default the first level at which any heads form a group.
     default = next((one for one in _LEVELS if len(_groups(tree, float(one))) < len(correlations.names)), _LEVELS[-1])
-    levels = [(one, one) for one in _LEVELS]
-    level = selection.one("level", "Groups of heads with a correlation from", levels, default=default)
+    level = selection.one("level", "Groups of heads with a correlation from", _LEVELS, default=default)
     groups = _groups(tree, float(level))
     return Page(
         template="figures.html",
@@ -56,9 +56,7 @@ def similarity_page(records: Records, selection: Selection) -> Page:
 def _groups(tree: NDArray[np.float64], level: float) -> list[list[int]]:
     """Heads in clusters whose mean correlation is at least a level, the largest first."""
     numbers = fcluster(tree, t=1 - level + 1e-9, criterion="distance")
-    members: dict[int, list[int]] = {}
-    for head, group in enumerate(numbers):
-        members.setdefault(int(group), []).append(head)
+    members = grouped(range(len(numbers)), lambda head: int(numbers[head]))
     return sorted(members.values(), key=lambda heads: (-len(heads), heads))
 
 

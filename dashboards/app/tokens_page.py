@@ -31,7 +31,7 @@ class Shaded:
     Attributes:
         text: its text; line breaks are kept, and marked.
         classes: of its look.
-        hint: what the pointer shows.
+        hint: text at the pointer.
     """
 
     text: str
@@ -62,8 +62,7 @@ def tokens_page(records: Records, selection: Selection) -> Page:
     names = _head_names(records, evaluation, len(context.importance))
     heads = [(str(place), name) for place, name in enumerate(names)]
     head = int(selection.one("head", "Head", heads, default=str(most_selective_head(context))))
-    budgets = [(str(budget), str(budget)) for budget in context.budgets]
-    budget = int(selection.one("budget", "Budget", budgets))
+    budget = int(selection.one("budget", "Budget", map(str, context.budgets)))
     choice = HeadChoice.of(context, ranking, head=head, budget=budget)
     window = _choose_window(selection, len(choice.ranks))
     return Page(
@@ -105,7 +104,7 @@ def _choose_window(selection: Selection, num_tokens: int) -> range:
 
 
 def _window_links(selection: Selection, window: range, num_tokens: int) -> dict[str, str]:
-    """Which tokens are shown, and URLs of those before and after them; empty where there are none."""
+    """The range of the shown tokens, and URLs of those before and after them; empty where there are none."""
     first, stop = window.start, window.stop
     return {
         "window": f"tokens {first} to {stop - 1} of {num_tokens}" if num_tokens > len(window) else "",

@@ -1,7 +1,7 @@
 """Budget curves as figures: a picture for a README and a page to explore.
 
 `write_figures` writes both. The picture is drawn here, through matplotlib's objects and never its global state, so
-that a task in any thread may call it; the page is `dashboards.figures.curve_page`'s.
+that a task in any thread may call it; the page is `dashboards.figures.curves`'s.
 """
 
 import io
@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from dashboards.figures.curve_page import render_page
+from dashboards.figures.curves import render_page
 from dashboards.figures.series import (
     Panel,
     Series,
@@ -29,9 +29,9 @@ from dashboards.figures.series import (
     value_axis,
     value_label,
 )
-from dashboards.figures.styles import in_order, setting_label, style_of
+from dashboards.figures.styles import competed_for, in_order, setting_label, style_of
 from kvpolicy.names import BOUNDS, LEARNED, MEAN_TASK
-from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 from storage.whole_files import write_whole
 
 PNG_NAME = "budget_curves.png"
@@ -83,12 +83,8 @@ def draw_picture(panels: Sequence[Panel], title: str) -> Figure:
             f"no curve points over all tasks: expected rows whose task is '{MEAN_TASK}', got single tasks only"
         )
     places = list(dict.fromkeys((benchmark, setting) for benchmark, setting, _ in means))
-    metrics = list(
-        dict.fromkeys(metric for _, _, metric in sorted(means, key=lambda key: key[2] not in LOWER_IS_BETTER))
-    )
-    if "kl" in metrics and "kl_answer" in metrics:
-        metrics.remove("kl_answer")
-    metrics = [metric for metric in metrics if metric not in ANALYSES] or metrics
+    metrics = sorted(dict.fromkeys(metric for _, _, metric in means), key=lambda metric: metric not in LOWER_IS_BETTER)
+    metrics = competed_for(metrics) or metrics
     names_benchmark = len({benchmark for benchmark, _ in places}) > 1
 
     width = max(_WIDTH_INCHES, _PANEL_WIDTH_INCHES * len(metrics))
@@ -119,11 +115,8 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
     for line in reversed(kept.series):  # the learned policy last: on top
         _draw_line(ax, line, axis)
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(panel.budgets))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(
-        panel.budgets, [str(budget) for budget in panel.budgets], rotation=45 if _crowded(panel.budgets) else 0
-    )
+    ax.set_xticks(panel.budgets, list(map(str, panel.budgets)), rotation=45 if _crowded(panel.budgets) else 0)
     ax.set_xlabel("budget (tokens kept per KV head)", fontsize=10, color=_GREY)
     if kept.is_log:
         ax.set_yscale("log")
@@ -155,28 +148,23 @@ def _draw_line(ax: Axes, line: Series, axis: ValueAxis) -> None:
     ax.plot(
         budgets,
         [max(point.value, axis.bottom) for point in line.points],
-        label=line.method,
-        color=style.colour,
-        linestyle=_DASHES[style.dash],
-        linewidth=style.width,
-        marker=style.marker,
         markersize=7 if line.method == LEARNED else 5,
         zorder=order,
+        **_look(line.method),
     )
 
 
+def _look(method: str) -> dict[str, Any]:
+    """What a method's line looks like, in matplotlib's words."""
+    style = style_of(method)
+    dash = {"linestyle": _DASHES[style.dash], "linewidth": style.width}
+    return {"label": method, "color": style.colour, "marker": style.marker, **dash}
+
+
 def _draw_legend(figure: Figure, panels: Sequence[Panel]) -> None:
-    """Name every method of the panels once, below the figure, and say what the bands are."""
+    """Name every method of the panels once, below the figure, with a note on the bands."""
     methods = in_order(line.method for panel in panels for line in panel.series)
-    handles = []
-    for method in methods:
-        style = style_of(method)
-        handles.append(
-            Line2D(
-                [], [], label=method, color=style.colour, linestyle=_DASHES[style.dash], linewidth=style.width,
-                marker=style.marker, markersize=6,
-            )
-        )  # fmt: skip
+    handles = [Line2D([], [], markersize=6, **_look(method)) for method in methods]
     legend = figure.legend(
         handles=handles,
         loc="outside lower center",

@@ -1,16 +1,35 @@
-"""Budget curves: the lines of a panel with their bands, alone or beside other panels."""
+"""Budget curves: the lines of a panel with their bands, alone or beside others, its points as a table, and a web page.
+
+The page needs nothing else: plotly.js and every point are inside it. It holds one *view* for each panel and shows one
+at a time; the menus offer only what exists. A method that is hidden in the legend stays hidden when another view is
+chosen.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 
-from dashboards.figures.drawing import cell, log_axis, new_drawing, new_grid
-from dashboards.figures.series import Panel, value_axis, value_label
-from dashboards.figures.styles import method_order, style_of
+from dashboards.figures.drawing import cell, linear_axis, log_axis, new_drawing, new_grid
+from dashboards.figures.series import (
+    Panel,
+    Point,
+    band_note,
+    direction,
+    split_full,
+    task_label,
+    value_axis,
+    value_label,
+)
+from dashboards.figures.styles import method_order, metric_label, setting_label, style_of
+from dashboards.rendering.formats import NOTHING, number, samples, with_interval
+from dashboards.rendering.pages import render_template
+from dashboards.rendering.table import Table, table
 from kvpolicy.names import LEARNED
 
 _COLUMNS = 3
+_MENUS = {"benchmark": "Benchmark", "setting": "Setting", "metric": "Metric", "task": "Task"}
 
 
 def draw_panel(panel: Panel, *, log_budget: bool = True) -> go.Figure:
@@ -64,8 +83,7 @@ def _add_panel(
     drawing.update_xaxes(budget_axis(panel.budgets, log_budget=log_budget), **place)
     label = value_label(panel.metric, axis.floor, "<br>")
     values = [max(axis.bottom, point.value) for series in panel.series for point in series.points]
-    is_linear = {"type": "linear", "title": {"text": label}, "rangemode": "tozero"}
-    drawing.update_yaxes(log_axis(label, values) if panel.is_log else is_linear, **place)
+    drawing.update_yaxes(log_axis(label, values) if panel.is_log else linear_axis(label), **place)
 
 
 def budget_axis(
@@ -112,3 +130,50 @@ def band(method: str, budgets: Sequence[int], lows: Sequence[float], highs: Sequ
         line={"width": 0, "color": style.colour},
         fillcolor=f"rgba({','.join(str(int(style.colour[i : i + 2], 16)) for i in (1, 3, 5))},{style.band_alpha})",
     )
+
+
+def points_table(panel: Panel, *, folded: bool = False) -> Table:
+    """Every point of a panel: methods by budgets."""
+    points = panel.points
+    counts = samples(point.num_samples for point in points.values())
+    exception = " A value alone has no interval: a task has one sample."
+    if all(point.has_interval for point in points.values()):
+        exception = ""
+    return table(
+        f"{panel.label}: {metric_label(panel.metric)}",
+        ("method", *map(str, panel.budgets)),
+        [(line.method, *(point_words(points.get((line.method, b))) for b in panel.budgets)) for line in panel.series],
+        note=f"Value [interval] by budget; {direction(panel.metric)}; {counts}.{exception}",
+        folded=folded,
+    )
+
+
+def point_words(point: Point | None) -> str:
+    """The value of a point with its interval, where there is one."""
+    if point is None:
+        return NOTHING
+    return with_interval(point.value, point.low, point.high) if point.has_interval else number(point.value)
+
+
+def render_page(panels: Sequence[Panel], title: str) -> str:
+    """The page as text; its views lie as JSON in the element `views`."""
+    return render_template(
+        "budget_curves.html",
+        title=title,
+        plotlyjs=get_plotlyjs(),
+        menus=_MENUS,
+        views=[_view(panel) for panel in panels],
+    )
+
+
+def _view(panel: Panel) -> dict[str, Any]:
+    kept, full_note = split_full(panel)
+    choice = {name: getattr(panel, name) for name in _MENUS}
+    labels = (panel.benchmark, setting_label(panel.setting), metric_label(panel.metric), task_label(panel.task))
+    notes = [direction(panel.metric), full_note, band_note([panel])]
+    return {
+        "choice": choice,
+        "words": dict(zip(_MENUS, labels, strict=True)),
+        "note": "; ".join(filter(None, notes)),
+        "figure": draw_panel(kept).to_plotly_json(),
+    }

@@ -13,6 +13,8 @@ from dashboards.rendering.table import Table
 GREY = "#5b6470"
 SEQUENTIAL, DIVERGING = "Cividis", "PuOr"
 """Colour scales that stay readable under the common colour-vision deficiencies."""
+NAMES_AXIS = {"automargin": True, "autorange": "reversed", "type": "category"}
+COLOUR_BAR = {"thickness": 14, "outlinewidth": 0}
 FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "#2a3340"}
 _MARGIN = {"l": 70, "r": 20, "t": 16, "b": 56}
 
@@ -23,8 +25,8 @@ class Figure:
 
     Attributes:
         title: above it.
-        drawing: what plotly draws.
-        label: what is drawn, for those who cannot see it.
+        drawing: plotly's figure.
+        label: a description for readers who cannot see it.
         name: of the element and the files that are downloaded; the report numbers its figures instead.
         height: in pixels.
         note: below it.
@@ -53,13 +55,7 @@ def new_drawing(*, legend_above: bool = False, legend_below: bool = False, **lay
         layout: plotly's, where the figure is not as the others.
     """
     figure = go.Figure()
-    figure.update_layout(
-        template="plotly_white",
-        margin=_MARGIN,
-        font=FONT,
-        hovermode="closest",
-        **layout,
-    )
+    figure.update_layout(template="plotly_white", margin=_MARGIN, font=FONT, hovermode="closest", **layout)
     if legend_above:
         figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={"t": 44})
     if legend_below:
@@ -102,6 +98,11 @@ def error_bars(values: Sequence[float], lows: Sequence[float | None], highs: Seq
         return [0.0 if end is None or math.isnan(end) else abs(end - value) for value, end in pairs]
 
     return {"type": "data", "symmetric": False, "array": reach(highs), "arrayminus": reach(lows), "thickness": 1.2}
+
+
+def linear_axis(title: str) -> dict[str, Any]:
+    """An axis that begins at 0."""
+    return {"type": "linear", "title": {"text": title}, "rangemode": "tozero"}
 
 
 def log_ticks(low: float, high: float) -> list[float]:

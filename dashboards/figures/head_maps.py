@@ -4,19 +4,36 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from dashboards.figures.drawing import DIVERGING, SEQUENTIAL, cell, log_axis, log_ticks, new_drawing, new_grid
+from dashboards.figures.drawing import (
+    COLOUR_BAR,
+    DIVERGING,
+    NAMES_AXIS,
+    SEQUENTIAL,
+    cell,
+    log_axis,
+    log_ticks,
+    new_drawing,
+    new_grid,
+)
 from dashboards.figures.styles import in_order, style_of
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import number
 
 _NAME = re.compile(r"L(\d+)\.H(\d+)")
 _MARK = "#e8590c"
-_BOX = ("lowerfence", "q1", "median", "q3", "upperfence")
+_NONE = {"cost": np.nan}
+SHAPES = {
+    "zipf_slope": "Zipf slope",
+    "effective_tokens": "effective tokens",
+    "rank_deviation": "rank deviation",
+}
 _BOX = ("lowerfence", "q1", "median", "q3", "upperfence")
 
 
@@ -25,8 +42,8 @@ class HeadMap:
     """One value a head.
 
     Attributes:
-        values: in the order of heads; what is NaN is left empty.
-        texts: what the pointer shows.
+        values: in the order of heads; NaN is left empty.
+        texts: at the pointer.
         colours: plotly's scale, range and bar.
         title: above the map; may be empty.
     """
@@ -68,14 +85,13 @@ def costs_by_method(rows: Iterable[Mapping[str, Any]], heads: Heads) -> dict[str
 
     NaN where a head has none, and where the cost of a model without finite numbers has no place on a logarithmic scale.
     """
-    costs: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        costs.setdefault(row["method"], {}).setdefault(row["head_name"], []).append(row["cost"])
-    means = {
-        method: np.array([np.mean(costs[method].get(name, [np.nan])) for name in heads.names])
-        for method in in_order(costs)
-    }
-    return {method: np.where((of > 0) & np.isfinite(of), of, np.nan) for method, of in means.items()}
+    by_method = grouped(rows, itemgetter("method"))
+    costs = {}
+    for method in in_order(by_method):
+        by_head = grouped(by_method[method], itemgetter("head_name"))
+        means = np.array([np.mean([row["cost"] for row in by_head.get(name, [_NONE])]) for name in heads.names])
+        costs[method] = np.where((means > 0) & np.isfinite(means), means, np.nan)
+    return costs
 
 
 def draw_maps(heads: Heads, maps: Sequence[HeadMap], *, chosen: int | None = None) -> go.Figure:
@@ -83,24 +99,29 @@ def draw_maps(heads: Heads, maps: Sequence[HeadMap], *, chosen: int | None = Non
 
     Args:
         heads: the heads.
-        maps: what is drawn of them.
+        maps: one or several of them.
         chosen: place of the head that is marked, if one is.
     """
     layers, rows = (1 + max(ends) for ends in zip(*heads.places, strict=True))
     height = heads.height * len(maps)
+
+    def grid(values: Sequence[Any], empty: str | None = None) -> list[list[Any]]:
+        by_place = dict(zip(heads.places, values, strict=True))
+        return [[by_place.get((layer, row), empty) for layer in range(layers)] for row in range(rows)]
+
     drawing = new_grid([one.title for one in maps], columns=1, gap_pixels=85, height=height, plot_bgcolor="#e3e6ea")
     for place, one in enumerate(maps):
-        z: list[list[float | None]] = [[None] * layers for _ in range(rows)]
-        words = [[""] * layers for _ in range(rows)]
-        numbers: list[list[int | None]] = [[None] * layers for _ in range(rows)]
-        for head, (layer, row) in enumerate(heads.places):
-            z[row][layer] = None if math.isnan(one.values[head]) else one.values[head]
-            words[row][layer] = f"{heads.names[head]}<br>{one.texts[head]}"
-            numbers[row][layer] = head
+        values = [None if math.isnan(value) else value for value in one.values]
         drawing.add_heatmap(
-            z=z, text=words, customdata=numbers, hovertemplate="%{text}<extra></extra>", xgap=1, ygap=1, **one.colours,
+            z=grid(values),
+            text=grid([f"{name}<br>{text}" for name, text in zip(heads.names, one.texts, strict=True)], ""),
+            customdata=grid(range(len(values))),
+            hovertemplate="%{text}<extra></extra>",
+            xgap=1,
+            ygap=1,
+            **one.colours,
             **cell(place, 1),
-        )  # fmt: skip
+        )
         low, high = drawing.layout[f"yaxis{place + 1 if place else ''}"].domain
         drawing.data[-1].colorbar.update(y=(low + high) / 2, len=1.1 * (high - low))
     drawing.update_xaxes(title={"text": "layer"}, row=len(maps), col=1)
@@ -144,7 +165,7 @@ def draw_cost_boxes(costs: Mapping[str, np.ndarray]) -> go.Figure:
     drawing = new_drawing(
         showlegend=False,
         xaxis=log_axis("normalised eviction cost of a head (1 is optimal)", everything),
-        yaxis={"automargin": True, "autorange": "reversed", "type": "category"},
+        yaxis=NAMES_AXIS,
     )
     for method, values in costs.items():
         known, colour = values[~np.isnan(values)], style_of(method).colour
@@ -160,42 +181,26 @@ def linear_colours(values: Sequence[float]) -> dict[str, Any]:
     """Colours for values of any sign: dark is low."""
     known = [value for value in values if not math.isnan(value)] or [0.0]
     margin = 0.0 if max(known) > min(known) else 0.05 * abs(min(known)) + 1e-6
-    bar = {"thickness": 14, "outlinewidth": 0}
-    return {"colorscale": SEQUENTIAL, "zmin": min(known) - margin, "zmax": max(known) + margin, "colorbar": bar}
+    ends = {"zmin": min(known) - margin, "zmax": max(known) + margin}
+    return {"colorscale": SEQUENTIAL, **ends, "colorbar": COLOUR_BAR}
 
 
 def log_colours(values: Sequence[float]) -> dict[str, Any]:
     """Colours for the logarithms (base 10) of positive values: dark is low."""
     known = [10**value for value in values if not math.isnan(value)] or [1.0]
     low, high = min(known), max(*known, 1.02 * min(known))
-    ticks = log_ticks(low, high)
-    return {
-        "colorscale": SEQUENTIAL,
-        "zmin": math.log10(low),
-        "zmax": math.log10(high),
-        "colorbar": _bar(ticks, [f"{tick:.3g}" for tick in ticks]),
-    }
+    bar = _log_bar(log_ticks(low, high), "")
+    return {"colorscale": SEQUENTIAL, "zmin": math.log10(low), "zmax": math.log10(high), "colorbar": bar}
 
 
 def ratio_colours(values: Sequence[float]) -> dict[str, Any]:
     """Colours for the logarithms (base 10) of ratios: white where both are alike, violet above 1, brown below."""
     most = max([abs(value) for value in values if not math.isnan(value)] or [0.0])
     most = max(most, math.log10(1.05))
-    ticks = [tick for tick in log_ticks(10**-most, 10**most) if tick != 1]
-    ticks = sorted({*ticks, 1.0})
-    return {
-        "colorscale": DIVERGING,
-        "zmid": 0,
-        "zmin": -most,
-        "zmax": most,
-        "colorbar": _bar(ticks, [f"{tick:.3g}×" for tick in ticks]),
-    }
+    bar = _log_bar(sorted({*log_ticks(10**-most, 10**most), 1.0}), "×")
+    return {"colorscale": DIVERGING, "zmid": 0, "zmin": -most, "zmax": most, "colorbar": bar}
 
 
-def _bar(ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
-    return {
-        "tickvals": [math.log10(tick) for tick in ticks],
-        "ticktext": list(texts),
-        "thickness": 14,
-        "outlinewidth": 0,
-    }
+def _log_bar(ticks: Sequence[float], unit: str) -> dict[str, Any]:
+    texts = [f"{tick:.3g}{unit}" for tick in ticks]
+    return {"tickvals": [math.log10(tick) for tick in ticks], "ticktext": texts} | COLOUR_BAR

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import dendrogram, leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from dashboards.figures.drawing import DIVERGING, GREY, Figure, new_drawing
+from dashboards.figures.drawing import COLOUR_BAR, DIVERGING, GREY, Figure, new_drawing
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import NOTHING, is_number, number
 from dashboards.rendering.table import Table, table
 
-_MOST_WITH_TREE = 256  # more heads are told apart neither in a tree nor by their names
+_MOST_WITH_TREE = 256  # a tree or names of more heads are not readable
 _MOST_TICKS = 45
 
 
@@ -37,14 +39,10 @@ class Correlations:
     def of_rows(cls, pairs: Sequence[Mapping[str, Any]], heads: Mapping[int, str]) -> "Correlations":
         """From rows of the table `head_pairs`, means over policy sets where there are several, and names of heads."""
         size = 1 + max(row["head_b"] for row in pairs)
-        matrix, counts = np.zeros((size, size)), np.zeros((size, size))
-        for row in pairs:
-            if is_number(row["spearman"]):
-                matrix[row["head_a"], row["head_b"]] += row["spearman"]
-                counts[row["head_a"], row["head_b"]] += 1
-        matrix, counts = matrix + matrix.T, counts + counts.T
-        matrix = np.divide(matrix, counts, out=np.full_like(matrix, np.nan), where=counts > 0)
-        np.fill_diagonal(matrix, 1.0)
+        matrix = np.diag(np.full(size, 1.0)) + np.where(np.eye(size), 0.0, np.nan)
+        for pair, rows in grouped(pairs, itemgetter("head_a", "head_b")).items():
+            known = [row["spearman"] for row in rows if is_number(row["spearman"])]
+            matrix[pair] = matrix[pair[::-1]] = sum(known) / len(known) if known else np.nan
         names = tuple(heads.get(head, f"head {head}") for head in range(size))
         return cls(names=names, matrix=matrix, num_samples=pairs[0]["n"])
 
@@ -89,7 +87,7 @@ def draw_matrix(correlations: Correlations, tree: NDArray[np.float64] | None = N
         reversescale=True,
         zmin=-1,
         zmax=1,
-        colorbar={"thickness": 14, "outlinewidth": 0, "len": 0.86 if has_tree else 1, "y": 0, "yanchor": "bottom"},
+        colorbar=COLOUR_BAR | {"len": 0.86 if has_tree else 1, "y": 0, "yanchor": "bottom"},
     )
     if tree is not None and has_tree:
         _add_tree(drawing, dendrogram(tree, no_plot=True))
@@ -114,9 +112,8 @@ def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
     for across, up in zip(shape["icoord"], shape["dcoord"], strict=True):
         xs += [(x - 5) / 10 for x in across] + [None]
         ys += [*map(float, up), None]
-    drawing.add_scatter(
-        x=xs, y=ys, yaxis="y2", mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", name="tree"
-    )
+    line = {"color": GREY, "width": 1}
+    drawing.add_scatter(x=xs, y=ys, yaxis="y2", mode="lines", line=line, hoverinfo="skip", name="tree")
     top = max(max(up) for up in shape["dcoord"])
     drawing.update_layout(
         yaxis2={
@@ -133,16 +130,11 @@ def _add_tree(drawing: go.Figure, shape: Mapping[str, Any]) -> None:
 
 def means_table(correlations: Correlations) -> Table:
     """Mean correlation of heads of one layer, and of different layers."""
-    layer = [name.partition(".")[0] for name in correlations.names]
-    within: list[float] = []
-    across: list[float] = []
-    for one in range(len(layer)):
-        for other in range(one + 1, len(layer)):
-            value = float(correlations.matrix[one, other])
-            if not np.isnan(value):
-                (within if layer[one] == layer[other] else across).append(value)
-    rows = [
-        [words, number(fmean(values)) if values else NOTHING, str(len(values))]
-        for words, values in (("of one layer", within), ("of different layers", across))
-    ]
+    layers = np.array([name.partition(".")[0] for name in correlations.names])
+    ones, others = np.triu_indices(len(layers), k=1)
+    values, alike = correlations.matrix[ones, others], layers[ones] == layers[others]
+    rows = []
+    for words, group in (("of one layer", values[alike]), ("of different layers", values[~alike])):
+        known = group[~np.isnan(group)].tolist()
+        rows.append([words, number(fmean(known)) if known else NOTHING, str(len(known))])
     return table("Mean over pairs of heads", ["heads", "mean", "pairs"], rows)

@@ -1,19 +1,24 @@
-"""From the rows of the catalog's `curves` table to what one plot or table shows.
+"""Rows of the catalog's `curves` table, sorted into the panels of plots and tables.
 
 A *panel* is everything that may share one pair of axes: one benchmark, setting, metric and task. Settings are never
 mixed, because every panel has exactly one. Nothing is drawn here.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
-from dashboards.figures.styles import method_order, metric_label, metric_order, place_label
+from dashboards.figures.styles import in_order, metric_label, metric_order, place_label
+from dashboards.grouping import Row, grouped
 from kvpolicy.names import MEAN_TASK, SETTINGS
 from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 _FIELDS = ("method", "benchmark", "task", "setting", "metric", "budget", "value", "ci_low", "ci_high", "n", "seed")
+_PANEL_FIELDS = ("benchmark", "setting", "metric", "task")
+_PANEL = itemgetter(*_PANEL_FIELDS)
 _MAX_DECADES = 6
 
 
@@ -56,7 +61,7 @@ class Panel:
         """Benchmark, setting and task in a few words."""
         return f"{place_label(self.benchmark, self.setting)}, {task_label(self.task)}"
 
-    @property
+    @cached_property
     def points(self) -> dict[tuple[str, int], Point]:
         """Every point by method and budget."""
         return {(line.method, point.budget): point for line in self.series for point in line.points}
@@ -77,7 +82,7 @@ def task_label(task: str) -> str:
     return "mean over tasks" if task == MEAN_TASK else task
 
 
-def make_panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def make_panels(rows: Sequence[Row]) -> list[Panel]:
     """Sorts the rows into panels.
 
     Raises:
@@ -86,32 +91,20 @@ def make_panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """
     if not rows:
         raise ValueError("no curve points to draw: expected rows of the catalog's curves table, got none")
-    grouped: dict[tuple[str, str, str, str], dict[str, dict[int, dict[int, Mapping[str, Any]]]]] = {}
     for index, row in enumerate(rows):
         _check(row, index)
-        key = (row["benchmark"], row["setting"], row["metric"], row["task"])
-        seeds = grouped.setdefault(key, {}).setdefault(row["method"], {}).setdefault(int(row["budget"]), {})
-        if row["seed"] in seeds:
-            raise ValueError(
-                f"curve point given twice: {row['method']}, {'/'.join(key)}, budget {row['budget']}, "
-                f"seed {row['seed']}; give the rows of one evaluation"
-            )
-        seeds[row["seed"]] = row
+    panels = grouped(rows, _PANEL)
     return [
-        Panel(
-            benchmark=benchmark,
-            setting=setting,
-            metric=metric,
-            task=task,
-            series=tuple(
-                Series(method=method, points=tuple(_over_seeds(budget, points[budget]) for budget in sorted(points)))
-                for method, points in sorted(methods.items(), key=lambda item: method_order(item[0]))
-            ),
-        )
-        for (benchmark, setting, metric, task), methods in sorted(
-            grouped.items(), key=lambda item: _panel_order(*item[0])
-        )
+        Panel(**dict(zip(_PANEL_FIELDS, key, strict=True)), series=tuple(_make_series(panels[key])))
+        for key in sorted(panels, key=lambda key: _panel_order(*key))
     ]
+
+
+def _make_series(rows: Sequence[Row]) -> Iterator[Series]:
+    methods = grouped(rows, itemgetter("method"))
+    for method in in_order(methods):
+        budgets = grouped(methods[method], lambda row: int(row["budget"]))
+        yield Series(method=method, points=tuple(_over_seeds(budget, budgets[budget]) for budget in sorted(budgets)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +139,7 @@ def value_axis(panel: Panel) -> ValueAxis:
 
 
 def split_full(panel: Panel) -> tuple[Panel, str]:
-    """A KL panel without the full cache, which is what KL is measured from, and a note that says so.
+    """A KL panel without the full cache, from which KL is measured, and a note on that.
 
     The note gives the largest value that is left out. Other panels, and one of the full cache alone, stay as they are.
     """
@@ -158,7 +151,7 @@ def split_full(panel: Panel) -> tuple[Panel, str]:
 
 
 def value_label(metric: str, floor: float | None, line_break: str) -> str:
-    """What stands at the value axis, including what a logarithmic axis can't show in place."""
+    """The title of the value axis, with a remark on values that a logarithmic axis can't show in place."""
     lines = metric_label(metric).split(", ", 1)
     if floor is not None:
         lines.append(f"(values under {floor:.0e}, also 0, drawn at {floor:.0e})")
@@ -166,12 +159,12 @@ def value_label(metric: str, floor: float | None, line_break: str) -> str:
 
 
 def direction(metric: str) -> str:
-    """Which way is better."""
+    """Whether lower or higher values are better."""
     return "lower is better" if metric in LOWER_IS_BETTER else "higher is better"
 
 
 def band_note(panels: Sequence[Panel]) -> str:
-    """What the bands and the lines stand for."""
+    """The meaning of the bands and the lines."""
     seeds: dict[str, int] = {}
     for panel in panels:
         for line in panel.series:
@@ -194,8 +187,13 @@ def _panel_order(benchmark: str, setting: str, metric: str, task: str) -> tuple[
     return (benchmark, place, setting, metric_order(metric), task != MEAN_TASK, task)
 
 
-def _over_seeds(budget: int, seeds: Mapping[int, Mapping[str, Any]]) -> Point:
-    rows = list(seeds.values())
+def _over_seeds(budget: int, rows: Sequence[Row]) -> Point:
+    for seed, (row, *again) in grouped(rows, itemgetter("seed")).items():
+        if again:
+            raise ValueError(
+                f"curve point given twice: {row['method']}, {'/'.join(_PANEL(row))}, budget {budget}, seed {seed}; "
+                "give the rows of one evaluation"
+            )
     return Point(
         budget=budget,
         value=math.fsum(row["value"] for row in rows) / len(rows),
@@ -207,13 +205,13 @@ def _over_seeds(budget: int, seeds: Mapping[int, Mapping[str, Any]]) -> Point:
     )
 
 
-def _end(row: Mapping[str, Any], field: str) -> float:
+def _end(row: Row, field: str) -> float:
     """An end of the interval; the value itself where there is none."""
     end = row[field]
     return float(row["value"] if end is None or math.isnan(end) else end)
 
 
-def _check(row: Mapping[str, Any], index: int) -> None:
+def _check(row: Row, index: int) -> None:
     if missing := [field for field in _FIELDS if field not in row]:
         raise ValueError(f"curve row {index}: lacks {', '.join(missing)}; expected the fields {', '.join(_FIELDS)}")
     if not math.isfinite(row["value"]):

@@ -1,18 +1,18 @@
-"""How each method looks, and how settings and metrics are called, the same in every figure and table.
+"""The look of each method and the names of settings and metrics, the same in every figure and table.
 
 Colours are Paul Tol's "muted" scheme, which stays apart under the common colour-vision deficiencies; every method
 has a marker of its own as well, so that no figure depends on colour alone. A method that is not listed gets a style
 from a digest of its name: the same one in every figure, whatever else is drawn.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 from kvpolicy.names import LEARNED, SETTINGS
 from kvpolicy.results.comparisons import is_heuristic
-from kvpolicy.results.metrics import METRICS
+from kvpolicy.results.metrics import ANALYSES, METRICS
 
 _COMPRESSED = dict(zip(SETTINGS, ("before", "after"), strict=True))
 
@@ -86,6 +86,11 @@ def metric_order(metric: str) -> tuple[int, str]:
     """Sort key: fidelity first, then as listed, then the others by name."""
     names = list(METRICS)
     return (names.index(metric) if metric in names else len(names), metric)
+
+
+def competed_for(metrics: Collection[str]) -> list[str]:
+    """Metrics that methods compete for; fidelity over the answer alone only without that over question and answer."""
+    return [name for name in metrics if name not in ANALYSES and not (name == "kl_answer" and "kl" in metrics)]
 
 
 def place_label(benchmark: str, setting: str) -> str:

@@ -1,4 +1,4 @@
-"""A lineage graph as it is drawn: alike nodes as one group.
+"""A lineage graph with alike nodes as one group, for drawing.
 
 A pipeline reads and makes hundreds of parts (fragments, head groups, shards), each in a run of its own. Nodes of one
 kind that have the same place in the lineage are one group: the split is the coarsest in which the nodes of a group have
@@ -51,7 +51,7 @@ def group_alike(graph: LineageGraph) -> GroupedGraph:
 
 
 def _first_classes(root: str, nodes: Mapping[str, LineageNode], edges: list[LineageEdge]) -> dict[str, int]:
-    """By kind, by stage and outcome of a run, and by what an artifact is to its runs."""
+    """By kind, by stage and outcome of a run, and by the role of an artifact in its runs."""
     names: dict[str, set[str]] = {name: set() for name in nodes}
     for edge in edges:
         artifact = edge.source if edge.role == "input" else edge.target

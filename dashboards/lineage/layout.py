@@ -1,4 +1,4 @@
-"""Where the groups of a lineage graph are drawn: in layers from left to right, with lanes for flows that pass by.
+"""Layout of the groups of a lineage graph: layers from left to right, with lanes for flows that pass by.
 
 The usual steps of a layered drawing (Sugiyama, Tagawa and Toda 1981): layers by the longest way, order by the mean
 place of the neighbours, heights as near to the neighbours as the order allows. A flow over several layers runs in a
@@ -8,6 +8,10 @@ lane; all flows of one group share its lane, so that a model that every run read
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 _SWEEPS = 12
 _LANE = 0.4  # height of a lane, in heights of a node
@@ -57,7 +61,7 @@ def _way(layers: Sequence[int], source: int, target: int) -> list[Item]:
 
 
 def _layers(size: int, flows: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest way from a source; a source stands just before what it goes into first."""
+    """The longest way from a source; a source stands just before its first target."""
     before: list[list[int]] = [[] for _ in range(size)]
     after: list[list[int]] = [[] for _ in range(size)]
     for source, target in flows:
@@ -85,7 +89,7 @@ def _heights(
     heights = {item: float(index) for column in columns for index, item in enumerate(column)}
     for sweep in range(2 * _SWEEPS):
         for column in columns if sweep % 2 == 0 else columns[::-1]:
-            wanted = {item: _mean([heights[other] for other in neighbours[item]], heights[item]) for item in column}
+            wanted = {item: fmean([heights[other] for other in neighbours[item]] or [heights[item]]) for item in column}
             if sweep < _SWEEPS:  # first the order, then, with the order as it is, the heights
                 column.sort(key=wanted.__getitem__)
             heights |= _spread(column, wanted, sizes)
@@ -93,24 +97,9 @@ def _heights(
     return {item: height - top for item, height in heights.items()}
 
 
-def _mean(values: Sequence[float], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise
-
-
 def _spread(column: Sequence[Item], wanted: Mapping[Item, float], sizes: Mapping[Item, float]) -> dict[Item, float]:
     """The heights nearest to the wanted ones (least squares) at which nothing overlaps and the order holds."""
-    offsets, offset = {}, 0.0
-    for previous, item in zip([None, *column], column, strict=False):
-        offset += 0.0 if previous is None else (sizes[previous] + sizes[item]) / 2
-        offsets[item] = offset
-    blocks: list[list[Item]] = []
-    centres: list[float] = []
-    for item in column:  # blocks that would pass one another move together
-        blocks.append([item])
-        centres.append(wanted[item] - offsets[item])
-        while len(blocks) > 1 and centres[-2] > centres[-1]:
-            last, centre = blocks.pop(), centres.pop()
-            weight = len(blocks[-1])
-            centres[-1] = (centres[-1] * weight + centre * len(last)) / (weight + len(last))
-            blocks[-1] += last
-    return {item: centre + offsets[item] for block, centre in zip(blocks, centres, strict=True) for item in block}
+    steps = [(sizes[upper] + sizes[lower]) / 2 for upper, lower in itertools.pairwise(column)]
+    offsets = np.cumsum([0.0, *steps])
+    moved = isotonic_regression([wanted[item] for item in column] - offsets).x + offsets
+    return dict(zip(column, moved.tolist(), strict=True))

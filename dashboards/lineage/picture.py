@@ -1,11 +1,13 @@
-"""A lineage graph as an SVG drawing: artifacts and runs from left to right, each kind with a shape, colour and label.
+"""A lineage graph as an SVG drawing, and as a web page: artifacts and runs from left to right, each kind with a look.
 
-It needs nothing but itself, and reads on light and dark ground: nodes are light with dark text, flows are grey.
+Both need nothing but themselves, and read on light and dark ground: nodes are light with dark text, flows are grey. On
+the page, pointing at a node shows what it flows from and into; a click, or Enter, shows its record. Without scripts the
+drawing and its tooltips remain. All text from the catalog is set as text, never as markup.
 """
 
 import itertools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -20,60 +22,25 @@ _LINE = 13.0
 _RUN_WIDTH, _ARTIFACT_WIDTH = 124.0, 178.0
 _CHARACTER = 6.2  # mean width of a character of a label, on the wide side
 
-Outline = Callable[[float, float], str]
-
-
-def _polygon(*points: tuple[float, float]) -> str:
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points) + "Z"
-
-
-def _rectangle(w: float, h: float) -> str:
-    return _polygon((0, 0), (w, 0), (w, h), (0, h))
-
-
-def _pill(w: float, h: float) -> str:
-    r = h / 2
-    return f"M{r:g} 0H{w - r:g}A{r:g} {r:g} 0 0 1 {w - r:g} {h:g}H{r:g}A{r:g} {r:g} 0 0 1 {r:g} 0Z"
-
-
-def _hexagon(w: float, h: float) -> str:
-    return _polygon((12, 0), (w - 12, 0), (w, h / 2), (w - 12, h), (12, h), (0, h / 2))
-
-
-def _page(w: float, h: float) -> str:
-    return _polygon((0, 0), (w - 14, 0), (w, 14), (w, h), (0, h)) + f"M{w - 14:g} 0V14H{w:g}"
-
-
-def _can(w: float, h: float) -> str:
-    arc = f"A{w / 2:g} 6 0 0 "
-    return f"M0 6{arc}1 {w:g} 6V{h - 6:g}{arc}1 0 {h - 6:g}ZM{w:g} 6{arc}1 0 6"
-
-
-def _cut(w: float, h: float) -> str:
-    return _polygon((10, 0), (w - 10, 0), (w, 10), (w, h - 10), (w - 10, h), (10, h), (0, h - 10), (0, 10))
-
-
-def _slanted(w: float, h: float) -> str:
-    return _polygon((14, 0), (w, 0), (w - 14, h), (0, h))
-
-
-# Colours are Paul Tol's "light" scheme, made to stand under dark text.
-_LOOKS: dict[str, tuple[Outline, str]] = {
-    "run": (_pill, "#DDDDDD"),
-    "model": (_hexagon, "#EE8866"),
-    "prompts": (_page, "#BBCC33"),
-    "trace": (_can, "#77AADD"),
-    "policy": (_cut, "#EEDD88"),
-    "evaluation": (_slanted, "#FFAABB"),
-    "curve": (_slanted, "#44BB99"),
+# Kind -> outline and colour. Outlines fill the height and the width of a node; colours are Paul Tol's "light" scheme,
+# made to stand under dark text.
+_LOOKS = {
+    "run": ("M34 0h56a34 34 0 0 1 0 68h-56a34 34 0 0 1 0 -68Z", "#DDDDDD"),  # a pill
+    "model": ("M12 0h154l12 34l-12 34h-154l-12 -34Z", "#EE8866"),
+    "prompts": ("M0 0h164l14 14v54h-178Zm164 0v14h14", "#BBCC33"),  # a page with a dog-ear
+    "trace": ("M0 6a89 6 0 0 1 178 0v56a89 6 0 0 1 -178 0ZM178 6a89 6 0 0 1 -178 0", "#77AADD"),  # a can
+    "policy": ("M10 0h158l10 10v48l-10 10h-158l-10 -10v-48Z", "#EEDD88"),
+    "evaluation": ("M14 0h164l-14 68h-164Z", "#FFAABB"),
+    "curve": ("M14 0h164l-14 68h-164Z", "#44BB99"),
 }
+_RECTANGLE = "M0 0h178v68h-178Z"
 _SPARE_COLOURS = ("#99DDFF", "#AAAA00", "#F3EBB8", "#CCDDAA", "#FFD3DB", "#FFFFFF")
 
 
-def _look(kind: str) -> tuple[Outline, str]:
-    """Shape and colour of a kind: that of its first word, or else one from a digest of its name; parts are lighter."""
-    place = crc32(kind.encode())
-    outline, fill = _LOOKS.get(kind.partition("_")[0], (_rectangle, _SPARE_COLOURS[place % len(_SPARE_COLOURS)]))
+def _look(kind: str) -> tuple[str, str]:
+    """Outline and colour of a kind: those of its first word, or a colour from a digest of its name; parts are paler."""
+    spare = _SPARE_COLOURS[crc32(kind.encode()) % len(_SPARE_COLOURS)]
+    outline, fill = _LOOKS.get(kind.partition("_")[0], (_RECTANGLE, spare))
     return outline, _lighter(fill) if is_part(kind) else fill
 
 
@@ -83,17 +50,19 @@ def _lighter(colour: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A drawing and what is in it.
+    """A drawing and its nodes.
 
     Attributes:
-        title: what is drawn.
+        title: of the drawing.
         svg: the element `svg`; node number i is the element with `data-group="i"`.
         groups: the nodes that each drawn node stands for.
+        aside: nodes that are left out.
     """
 
     title: str
     svg: str
     groups: tuple[tuple[LineageNode, ...], ...]
+    aside: tuple[LineageNode, ...]
 
 
 def draw_lineage(graph: LineageGraph) -> Drawing:
@@ -112,22 +81,44 @@ def draw_lineage(graph: LineageGraph) -> Drawing:
         for place, group in enumerate(grouped.groups)
     ]
     width = lefts[-1] - _GAP + _MARGIN
-    height = max(y for way in [*layout.ways, _centres(layout)] for _, y in way) * _STEP + _STEP / 2 + 2 * _MARGIN
+    lowest = max([*layout.heights, *(y for way in layout.ways for _, y in way)])
+    height = lowest * _STEP + _STEP / 2 + 2 * _MARGIN
     title = _title(graph, grouped)
     svg = render_template(
         "lineage.svg", title=title, width=f"{width:g}", height=f"{height:g}", flows=flows, nodes=nodes
     )
-    return Drawing(title=title, svg=svg, groups=grouped.groups)
+    shown = {node.id for group in grouped.groups for node in group}
+    aside = tuple(node for node in graph.nodes.values() if node.id not in shown)
+    return Drawing(title=title, svg=svg, groups=grouped.groups, aside=aside)
+
+
+def render_lineage_page(graph: LineageGraph) -> str:
+    """The page as text; the records lie as JSON in the element `records`, a list for each drawn node."""
+    drawing = draw_lineage(graph)
+    ends = ends_of_runs(graph)
+    nodes = [*drawing.groups, *([node] for node in drawing.aside)]
+    records = [[record_of(node, ends) for node in group] for group in nodes]
+    return render_template("lineage_file.html", drawing=drawing, aside=drawing.aside, records=records)
+
+
+def ends_of_runs(graph: LineageGraph) -> dict[str, dict[str, dict[str, str]]]:
+    """Run -> its inputs and outputs, each by name."""
+    ends: dict[str, dict[str, dict[str, str]]] = {}
+    for edge in graph.edges:
+        run, artifact = (edge.target, edge.source) if edge.role == "input" else (edge.source, edge.target)
+        ends.setdefault(run, {"inputs": {}, "outputs": {}})[f"{edge.role}s"][edge.name] = artifact
+    return ends
+
+
+def record_of(node: LineageNode, ends: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All facts about a node, by name; `ends` from `ends_of_runs`."""
+    return {"id": node.id, "kind": node.kind, "name": node.name, **node.facts, **ends.get(node.id, {})}
 
 
 def _title(graph: LineageGraph, grouped: GroupedGraph) -> str:
     (root,) = grouped.groups[0]
     words = {"up": "led to", "down": "came from", "around": "led to and came from"}[graph.direction]
     return f"What {words} {root.kind} {root.name} ({root.id})"
-
-
-def _centres(layout: Layout) -> list[tuple[int, float]]:
-    return list(zip(layout.layers, layout.heights, strict=True))
 
 
 def _y(height: float) -> float:
@@ -156,15 +147,17 @@ def _flow(
 
 
 def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout) -> dict[str, Any]:
-    """What the template draws of a group."""
+    """Values for the template of one group."""
     node = group[0]
     outline, fill = _look(node.kind)
     width = _RUN_WIDTH if node.kind == "run" else _ARTIFACT_WIDTH
     outcome = str(node.facts.get("outcome", "completed"))
     name = node.name + (", …" if len(group) > 1 and node.kind != "run" else "")
+    kind = node.kind if len(group) == 1 else f"{len(group)} {node.kind.removesuffix('s')}s"
+    room = int((width - 18) / _CHARACTER)  # characters of a line
     lines = [
-        ("kind", _kind(group) + ("" if outcome == "completed" else f", {outcome}")),
-        *(("name", line) for line in textwrap.wrap(name, _room(width), max_lines=2, placeholder=" …")),
+        ("kind", kind + ("" if outcome == "completed" else f", {outcome}")),
+        *(("name", line) for line in textwrap.wrap(name, room, max_lines=2, placeholder=" …")),
         ("id", node.id if len(group) == 1 else f"{node.id}, …"),
     ]
     first = _HEIGHT / 2 + 7 - _LINE * (len(lines) - 1) / 2  # the shapes have more room below than above
@@ -174,17 +167,7 @@ def _node(place: int, group: Sequence[LineageNode], left: float, layout: Layout)
         "tooltip": "\n".join(f"{each.kind} {each.name} ({each.id})" for each in group),
         "stacked": len(group) > 1,
         "fill": fill,
-        "shape": outline(width, _HEIGHT),
+        "shape": outline,
         "middle": f"{width / 2:g}",
         "lines": [(word, f"{first + index * _LINE:g}", line) for index, (word, line) in enumerate(lines)],
     }
-
-
-def _kind(group: Sequence[LineageNode]) -> str:
-    kind = group[0].kind
-    return kind if len(group) == 1 else f"{len(group)} {kind.removesuffix('s')}s"
-
-
-def _room(width: float) -> int:
-    """Characters that a line of a label has room for."""
-    return int((width - 18) / _CHARACTER)

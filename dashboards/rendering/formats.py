@@ -10,7 +10,7 @@ NOTHING = "–"
 ID = re.compile(r"\b[a-z]+(?:_[a-z]+)*-[0-9a-f]{16}\b")
 """An id of the catalog: of a run, or of an artifact."""
 CODE = re.compile(rf"`(?P<code>[^`\n]+)`|(?P<id>{ID.pattern})")
-"""What is set as code: what stands between backticks, and ids."""
+"""Text that is set as code: between backticks, and ids."""
 
 
 def is_number(value: Any) -> bool:
@@ -29,7 +29,7 @@ def number(value: float | None, *, signed: bool = False) -> str:
 
 
 def interval(low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """The ends in brackets, or that there is none."""
+    """The ends in brackets, or `[no interval]`."""
     if not (is_number(low) and is_number(high)):
         return "[no interval]"
     return f"[{number(low, signed=signed)}, {number(high, signed=signed)}]"

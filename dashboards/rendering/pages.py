@@ -23,7 +23,7 @@ def render_template(name: str, **content: Any) -> str:
 
     Args:
         name: of the template.
-        content: what the template is given.
+        content: values for the template.
     """
     return _environment().get_template(name).render(content)
 
@@ -50,13 +50,13 @@ def _environment() -> Environment:
 
 
 def _data(value: Any) -> Markup:
-    """A value as JSON; no name in it can end the script element that it lies in."""
+    """A value as JSON, escaped so that no text in it ends its script element."""
     text = json.dumps(value, default=str, separators=(",", ":"), ensure_ascii=False)
     return Markup(text.replace("<", "\\u003c"))  # no markup is left in it
 
 
 def _drawing(figure: go.Figure) -> Markup:
-    """A figure as JSON that nothing in it can break out of."""
+    """A figure as JSON, escaped so that no text in it ends its script element."""
     return Markup(figure.to_json().replace("<", "\\u003c"))  # no markup is left in it
 
 

@@ -1,4 +1,4 @@
-"""A table as rows of cells, whatever it is written as: HTML (`templates/parts.html`) or Markdown (`markdown_table`)."""
+"""A table as rows of cells, independent of its format: HTML (`templates/parts.html`) or Markdown (`markdown_table`)."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ _SPECIAL = re.compile(r"[\\`*|<>]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=\()")
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Text that leads somewhere."""
+    """Text with a URL."""
 
     text: str
     url: str
@@ -19,11 +19,11 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How something ended.
+    """The outcome of a run.
 
     Attributes:
         name: one word, which is also the class of its look.
-        reason: below it; may be empty.
+        reason: text below it; may be empty.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Table:
     """A table.
 
     Attributes:
-        title: what it shows; may be empty.
+        title: above it; may be empty.
         columns: names of the columns.
         rows: cells, as many a row as there are columns.
-        note: what marks and brackets mean, or nothing.
+        note: the meaning of marks and brackets; may be empty.
         numeric: places of the columns that are aligned to the right.
         long: places of the columns whose texts may take several lines.
-        folded: whether it is shown on request only.
+        folded: whether its rows are hidden until the reader opens it.
     """
 
     title: str
@@ -58,8 +58,8 @@ class Table:
 
 def table(
     title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
+    columns: Iterable[str],
+    rows: Iterable[Iterable[Cell]],
     *,
     note: str = "",
     num_labels: int = 1,
@@ -82,16 +82,16 @@ def table(
     Raises:
         ValueError: a row has more or fewer cells than there are columns.
     """
-    cells = tuple(tuple(row) for row in rows)
+    names, cells = tuple(columns), tuple(tuple(row) for row in rows)
     for row in cells:
-        if len(row) != len(columns):
-            raise ValueError(f"table {title!r}: {len(row)} cells for {len(columns)} columns")
+        if len(row) != len(names):
+            raise ValueError(f"table {title!r}: {len(row)} cells for {len(names)} columns")
     return Table(
         title=title,
-        columns=tuple(columns),
+        columns=names,
         rows=cells,
         note=note,
-        numeric=frozenset(range(num_labels, len(columns)) if numeric is None else numeric),
+        numeric=frozenset(range(num_labels, len(names)) if numeric is None else numeric),
         long=frozenset(long),
         folded=folded,
     )
@@ -116,7 +116,7 @@ def _cell_text(cell: Cell) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text whose characters mean nothing to Markdown; ids and commands are set as code."""
+    """Text with Markdown's characters escaped; ids and commands are set as code."""
     parts, start = [], 0
     for match in CODE.finditer(text):
         parts += [_escaped(text[start : match.start()]), f"`{match['code'] or match['id']}`"]

@@ -1,1 +1,1 @@
-"""The report of an evaluation: what it is made of, its sections, and the two forms that it is written in."""
+"""The report of an evaluation: its rows, its sections, and its two formats."""

@@ -1,4 +1,4 @@
-"""Who wins, in words: the learned policies against every baseline and the oracle, budget by budget.
+"""Claims about wins, in words: the learned policies against every baseline and the oracle, budget by budget.
 
 A *baseline* is a method that evicts, does not know the future, and is not made from a policy set of ours: the
 heuristics, and what others learn. A method *beats* another where the interval of their paired difference excludes 0 on
@@ -6,23 +6,24 @@ its side. Nothing is computed here but means over seeds and ratios: differences,
 catalog's (`comparisons`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from operator import itemgetter
 
-from dashboards.figures.series import Panel
-from dashboards.figures.styles import in_order, method_order, metric_order
-from dashboards.rendering.formats import counted, interval, listed, number, percent
+from dashboards.figures.series import Panel, Point
+from dashboards.figures.styles import competed_for, in_order, method_order, metric_order
+from dashboards.grouping import Place, Row, grouped
+from dashboards.rendering.formats import counted, listed, number, percent, with_interval
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import BETTER, UNDECIDED, WORSE
-from kvpolicy.results.metrics import ANALYSES, LOWER_IS_BETTER
-
-Row = Mapping[str, Any]
+from kvpolicy.results.metrics import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
-    """What a claim is made against.
+    """The other side of a claim.
 
     Attributes:
         method: the other method.
@@ -42,38 +43,46 @@ class Opponent:
     verdict: str
     confidence: float
 
+    @property
+    def difference_words(self) -> str:
+        """The difference with its interval."""
+        return with_interval(self.difference, self.low, self.high, signed=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One method at one budget.
 
     Attributes:
-        benchmark: of the curves.
-        setting: of the curves.
+        place: benchmark and setting of the curves.
         metric: of the curves.
         task: "mean", or one task.
         budget: in tokens.
         method: the claimed method.
-        value: its mean over samples and seeds.
+        point: its mean over samples and seeds, with its interval.
         baselines: what it should beat, the strongest first.
-        oracle: the ranking by true importance, where it was judged.
-        variants: the other own methods.
+        oracle: the ranking by true importance, where it was evaluated.
+        variants: the other learned methods.
         num_seeds: of the method.
         seed_std: spread of its mean over seeds, where there are several.
     """
 
-    benchmark: str
-    setting: str
+    place: Place
     metric: str
     task: str
     budget: int
     method: str
-    value: float
+    point: Point
     baselines: tuple[Opponent, ...]
     oracle: Opponent | None
     variants: tuple[Opponent, ...]
     num_seeds: int
     seed_std: float | None
+
+    @property
+    def value(self) -> float:
+        """Its mean over samples and seeds."""
+        return self.point.value
 
     @property
     def not_beaten(self) -> tuple[Opponent, ...]:
@@ -92,16 +101,15 @@ class Claim:
         return min(self.baselines, key=lambda other: ranks[other.verdict], default=None)
 
 
-def own_methods(curves: Iterable[Row]) -> list[str]:
+def learned_methods(curves: Iterable[Row]) -> list[str]:
     """Methods that are made from policy sets, the main one first."""
     learned = {row["method"] for row in curves if row["policy_set_id"].startswith("policy_set-")}
     return in_order(learned)
 
 
 def ordered_metrics(metrics: Iterable[str]) -> list[str]:
-    """Those that are competed for, the leading one first; fidelity over the answer alone only without the other."""
-    there = sorted(set(metrics) - set(ANALYSES), key=metric_order)
-    return [name for name in there if name != "kl_answer" or "kl" not in there]
+    """Those that methods compete for, the leading one first."""
+    return competed_for(sorted(set(metrics), key=metric_order))
 
 
 def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Sequence[str]) -> list[Claim]:
@@ -112,35 +120,40 @@ def make_claims(comparisons: Iterable[Row], panels: Sequence[Panel], learned: Se
         panels: the curves of the same evaluation.
         learned: the methods whose claims are wanted.
     """
-    rows: dict[tuple[Any, ...], list[Row]] = {}
-    for row in comparisons:
-        task = row.get("task", MEAN_TASK)
-        key = (row["benchmark"], row["setting"], row["metric"], task, row["method"], row["budget"])
-        rows.setdefault(key, []).append(row)
-    claims = []
-    for panel in panels:
-        values = {key: point.value for key, point in panel.points.items()}
-        for method in learned:
-            for budget in panel.budgets:
-                matching = rows.get((panel.benchmark, panel.setting, panel.metric, panel.task, method, budget), [])
-                if matching and (method, budget) in values:
-                    claims.append(_claim(panel, matching, values, learned))
-    return claims
+    key_of = itemgetter("benchmark", "setting", "metric", "task", "method", "budget")
+    rows = grouped(({"task": MEAN_TASK} | dict(row) for row in comparisons), key_of)
+    return [
+        _claim(panel, rows[key], learned)
+        for panel in panels
+        for method, budget in product(learned, panel.budgets)
+        if (key := (panel.benchmark, panel.setting, panel.metric, panel.task, method, budget)) in rows
+        and (method, budget) in panel.points
+    ]
 
 
-def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], float], learned: Sequence[str]) -> Claim:
+def _claim(panel: Panel, rows: Sequence[Row], learned: Sequence[str]) -> Claim:
     method, budget = rows[0]["method"], rows[0]["budget"]
-    others = [_opponent(row, values.get((row["other"], budget))) for row in rows]
+    others = [
+        Opponent(
+            method=row["other"],
+            value=panel.points[other].value if (other := (row["other"], budget)) in panel.points else math.nan,
+            difference=row["difference"],
+            low=row["ci_low"],
+            high=row["ci_high"],
+            verdict=row["verdict"],
+            confidence=row["confidence"],
+        )
+        for row in rows
+    ]
     rivals = {row["other"] for row in rows if row["is_contest"]} - set(learned)
     sign = 1.0 if panel.metric in LOWER_IS_BETTER else -1.0
     return Claim(
-        benchmark=panel.benchmark,
-        setting=panel.setting,
+        place=(panel.benchmark, panel.setting),
         metric=panel.metric,
         task=panel.task,
         budget=budget,
         method=method,
-        value=values[method, budget],
+        point=panel.points[method, budget],
         baselines=tuple(
             sorted(
                 (other for other in others if other.method in rivals),
@@ -151,18 +164,6 @@ def _claim(panel: Panel, rows: Sequence[Row], values: Mapping[tuple[str, int], f
         variants=tuple(other for other in others if other.method in learned),
         num_seeds=int(rows[0]["num_seeds"]),
         seed_std=rows[0]["seed_std"],
-    )
-
-
-def _opponent(row: Row, value: float | None) -> Opponent:
-    return Opponent(
-        method=row["other"],
-        value=float("nan") if value is None else value,
-        difference=row["difference"],
-        low=row["ci_low"],
-        high=row["ci_high"],
-        verdict=row["verdict"],
-        confidence=row["confidence"],
     )
 
 
@@ -182,17 +183,17 @@ def claim_words(claim: Claim, share: float | None) -> str:
     """
     at = f"{claim.budget} tokens" + (f" ({percent(share)} of the context)" if share else "")
     if not claim.baselines:
-        return f"{at}: {claim.method} {number(claim.value)}; no baseline was judged here, so nothing is claimed."
+        return f"{at}: {claim.method} {number(claim.value)}; no baseline was evaluated here, so nothing is claimed."
     if claim.wins:
         best = claim.baselines[0]
         return (
             f"{at}: {claim.method} beats {_all_of(len(claim.baselines))}. The best of them, {best.method}, has "
-            f"{number(best.value)} against {number(claim.value)}: difference {_difference(best)}."
+            f"{number(best.value)} against {number(claim.value)}: difference {best.difference_words}."
         )
     parts = []
     for verdict, words in ((WORSE, "it is worse than"), (UNDECIDED, "undecided against")):
         if some := [other for other in claim.not_beaten if other.verdict == verdict]:
-            parts.append(f"{words} {listed(f'{other.method} (difference {_difference(other)})' for other in some)}")
+            parts.append(f"{words} {listed(f'{other.method} (difference {other.difference_words})' for other in some)}")
     return f"{at}: {claim.method} ({number(claim.value)}) does not beat every baseline: {'; '.join(parts)}."
 
 
@@ -209,9 +210,7 @@ def summary_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> 
     if len(won) == len(claims):
         return f"{start} beats every baseline at {_every(claims)}."
     where = listed(f"{claim.budget} tokens ({_some(claim)})" for claim in claims if not claim.wins)
-    if not won:
-        return f"{start} beats every baseline at none of {counted(len(claims), 'budget')}: not at {where}."
-    return f"{start} beats every baseline at {len(won)} of {counted(len(claims), 'budget')}: not at {where}."
+    return f"{start} beats every baseline at {len(won) or 'none'} of {counted(len(claims), 'budget')}: not at {where}."
 
 
 def oracle_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> str:
@@ -232,10 +231,10 @@ def oracle_words(claims: Sequence[Claim], describe: Callable[[Claim], str]) -> s
 
 
 def _every(claims: Sequence[Claim]) -> str:
-    budgets = [claim.budget for claim in claims]
-    if len(budgets) == 1:
+    count, budgets = len(claims), [claim.budget for claim in claims]
+    if count == 1:
         return f"the one budget, {budgets[0]} tokens"
-    return f"every budget, {min(budgets)} to {max(budgets)} tokens ({len(budgets)} of {len(budgets)})"
+    return f"every budget, {min(budgets)} to {max(budgets)} tokens ({count} of {count})"
 
 
 def _all_of(count: int) -> str:
@@ -243,12 +242,8 @@ def _all_of(count: int) -> str:
 
 
 def _some(claim: Claim) -> str:
-    """Whom a claim does not beat: two by name, of more the one that stands strongest."""
+    """Methods that a claim does not beat: two by name, of more the strongest one."""
     if claim.toughest is None:
-        return "no baseline was judged"
+        return "no baseline was evaluated"
     names = [claim.toughest.method, *(o.method for o in claim.not_beaten if o.method != claim.toughest.method)]
     return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} more"])
-
-
-def _difference(other: Opponent) -> str:
-    return f"{number(other.difference, signed=True)} {interval(other.low, other.high, signed=True)}"

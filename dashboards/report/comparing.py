@@ -1,7 +1,7 @@
-"""Comparisons that the catalog does not have, made from what it has: within single tasks, and between objectives."""
+"""Comparisons within single tasks and between objectives, which the catalog lacks, made from its rows."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dashboards.figures.styles import made_from
@@ -9,7 +9,7 @@ from dashboards.report.claims import ordered_metrics
 from dashboards.report.evaluation_rows import ReportRows, Training
 from kvpolicy.results.budget_curves import resample_scores
 from kvpolicy.results.comparisons import compare_methods
-from kvpolicy.results.objectives import ObjectiveOutcome, compare_objectives
+from kvpolicy.results.objectives import ObjectiveOutcome, ObjectiveRow, compare_objectives
 from kvpolicy.results.scores import ExampleScore
 from storage.catalog.catalog import Catalog
 from storage.catalog.stored_scores import stored_bootstrap, stored_scores
@@ -42,7 +42,7 @@ def task_comparisons(catalog: Catalog, rows: ReportRows) -> Iterator[dict[str, A
                     yield comparison.to_row() | {"task": task}
 
 
-def objective_comparisons(catalog: Catalog, rows: ReportRows) -> Iterator[dict[str, Any]]:
+def objective_comparisons(catalog: Catalog, rows: ReportRows) -> Sequence[ObjectiveRow]:
     """Compare training objectives with that of the evaluated policies, where nothing but the objective differs.
 
     Args:
@@ -50,35 +50,21 @@ def objective_comparisons(catalog: Catalog, rows: ReportRows) -> Iterator[dict[s
         rows: the evaluation with its trainings; of each objective those count that have the seeds of all.
     """
     if not rows.trainings:
-        return
+        return []
     outcomes_by_objective: dict[str, dict[int, ObjectiveOutcome]] = defaultdict(dict)
     for training in [*rows.trainings, *rows.other_trainings]:
         if _besides_objective(training) == _besides_objective(rows.trainings[0]):
-            outcomes_by_objective[training.objective][training.run["seed"]] = ObjectiveOutcome(
+            outcomes_by_objective[training.objective][training.seed] = ObjectiveOutcome(
                 objective=training.objective,
-                seed=training.run["seed"],
+                seed=training.seed,
                 heldout_cost=training.costs,
                 train_s=training.seconds,
             )
     shared = set.intersection(*(set(seeds) for seeds in outcomes_by_objective.values()))
     if len(outcomes_by_objective) < 2 or not shared:
-        return
-    evaluated = rows.trainings[0].objective
+        return []
     outcomes = [seeds[seed] for seeds in outcomes_by_objective.values() for seed in sorted(shared)]
-    for row in compare_objectives(outcomes, stored_bootstrap(catalog, rows.run_id), reference=evaluated):
-        (cost_low, cost_high), (low, high) = row.cost.ends, row.difference.ends
-        yield {
-            "objective": row.objective,
-            "is_judged": row.objective == evaluated,
-            "cost": row.cost.mean,
-            "cost_low": cost_low,
-            "cost_high": cost_high,
-            "difference": row.difference.mean,
-            "ci_low": low,
-            "ci_high": high,
-            "heads_better": row.heads_better,
-            "num_seeds": row.num_seeds,
-        }
+    return compare_objectives(outcomes, stored_bootstrap(catalog, rows.run_id), reference=rows.trainings[0].objective)
 
 
 def _besides_objective(training: Training) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
-from dashboards.figures.curves import draw_panels
+from dashboards.figures.curves import draw_panels, points_table
 from dashboards.figures.drawing import Figure
-from dashboards.figures.points import points_table
 from dashboards.figures.series import Panel, band_note, direction, split_full
 from dashboards.figures.styles import setting_label, short_metric
+from dashboards.grouping import Place
 from dashboards.rendering.formats import number, sentence
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.view import Place, ReportView, section, short
+from dashboards.report.view import ReportView, section, short
 from kvpolicy.results.metrics import ANALYSES
 
 
@@ -28,7 +27,7 @@ def curves_section(view: ReportView) -> Iterator[Block]:
         for metric in metrics:
             _, tasks = view.panels_of(place, metric)
             if len(tasks) > 1:
-                yield _small_multiples(place, metric, tasks)
+                yield _picture(tasks, f"The same by task: {short(place)}, {short_metric(metric)}", by_task=True)
 
 
 @section("reward", "Does the reward survive eviction?")
@@ -42,7 +41,7 @@ def reward_section(view: ReportView) -> Iterator[Block]:
     for place in view.places:
         means = [view.panels_of(place, metric)[0] for metric in ANALYSES]
         if drawn := [panel for panel in means if panel is not None]:
-            yield _picture(place, drawn, f"Does the reward survive eviction? {short(place)}")
+            yield _picture(drawn, f"Does the reward survive eviction? {short(place)}")
         else:
             yield missing(
                 f"future attention recomputed on compacted caches ({short(place)})",
@@ -53,38 +52,26 @@ def reward_section(view: ReportView) -> Iterator[Block]:
 def _means(view: ReportView, place: Place, metrics: Sequence[str]) -> Iterator[Block]:
     panels = [panel for metric in metrics if (panel := view.panels_of(place, metric)[0]) is not None]
     if panels:
-        yield _picture(place, panels, f"Budget curves, mean over tasks: {short(place)}")
+        yield _picture(panels, f"Budget curves, mean over tasks: {short(place)}")
     else:
         yield missing(f"a mean over tasks ({short(place)})", "`kvp evaluate` adds it for every curve.")
 
 
-def _picture(place: Place, panels: Sequence[Panel], title: str) -> Figure:
-    return Figure(
-        **_drawn(panels, [short_metric(panel.metric) for panel in panels]),
-        title=title,
-        note=f"{sentence(setting_label(place[1]))}. {_directions(panels)}; {band_note(panels)}.",
-        label=_alt(panels, title),
-        tables=tuple(points_table(panel) for panel in panels),
-    )
-
-
-def _small_multiples(place: Place, metric: str, tasks: Sequence[Panel]) -> Figure:
-    title = f"The same by task: {short(place)}, {short_metric(metric)}"
-    return Figure(
-        **_drawn(tasks, [panel.task for panel in tasks]),
-        title=title,
-        note=f"One panel a task, each with a scale of its own. {_directions(tasks)}; {band_note(tasks)}.",
-        label=_alt(tasks, title),
-        tables=tuple(points_table(panel) for panel in tasks),
-    )
-
-
-def _drawn(panels: Sequence[Panel], titles: Sequence[str]) -> dict[str, Any]:
-    """The panels as a figure, and its height."""
-    kept = [split_full(panel) for panel in panels]
-    lines = [f"{title}<br>{note}" if note else title for title, (_, note) in zip(titles, kept, strict=True)]
+def _picture(panels: Sequence[Panel], title: str, *, by_task: bool = False) -> Figure:
+    """Panels of several metrics of one place, or of several tasks by one metric."""
+    kept, notes = zip(*map(split_full, panels), strict=True)
+    names = [panel.task if by_task else short_metric(panel.metric) for panel in panels]
+    lines = [f"{name}<br>{note}" if note else name for name, note in zip(names, notes, strict=True)]
+    lead = "One panel a task, each with a scale of its own" if by_task else sentence(setting_label(panels[0].setting))
     height = 130 + 300 * -(-len(panels) // 3)
-    return {"drawing": draw_panels([panel for panel, _ in kept], lines, height=height), "height": height}
+    return Figure(
+        drawing=draw_panels(kept, lines, height=height),
+        height=height,
+        title=title,
+        note=f"{lead}. {_directions(panels)}; {band_note(panels)}.",
+        label=_alt(panels, title),
+        tables=tuple(map(points_table, panels)),
+    )
 
 
 def _directions(panels: Sequence[Panel]) -> str:

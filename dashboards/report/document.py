@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: sections of prose, tables and figures, each with its origin.
+"""The parts of a report, independent of its format: sections of prose, tables and figures, each with its origin.
 
 `templates/report.html` writes it as HTML, `templates/report.md` as Markdown.
 """
@@ -24,8 +24,7 @@ class Prose:
 
     Attributes:
         lines: one is a paragraph; several are the items of a list.
-        kind: "plain"; "heading" of what follows; "claim" for what is claimed or not; "missing" for what this run has no
-            data for.
+        kind: "plain"; "heading"; "claim" for the outcome of a comparison; "missing" for data that the run lacks.
     """
 
     lines: tuple[str, ...]
@@ -37,13 +36,13 @@ Block = Prose | Table | Figure
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One question and what answers it.
+    """One question and its answer.
 
     Attributes:
         anchor: name of the section within the page.
         title: the heading.
         blocks: in the order of reading.
-        origin: what it was made of: words to ids of the catalog.
+        origin: its sources: words to ids of the catalog.
     """
 
     anchor: str
@@ -62,10 +61,10 @@ class Document:
 
 
 def prose(*lines: str) -> Prose:
-    """Plain words."""
+    """A plain paragraph, or a list of lines."""
     return Prose(lines=lines)
 
 
 def missing(what: str, remedy: str) -> Prose:
-    """A line that says what this run has no data for, and what makes it."""
+    """A line that names missing data and the command that makes it."""
     return Prose(lines=(f"Not in this run: {what}. {remedy}",), kind="missing")

@@ -1,17 +1,20 @@
-"""What the catalog holds of one evaluation and of all that it came from: everything that a report is made of."""
+"""Rows of the catalog on one evaluation and its origin: all the data of a report."""
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
+from dashboards.grouping import Row
+from kvpolicy.results.objectives import ObjectiveRow
 from storage.catalog.catalog import Catalog
 from storage.catalog.run_differences import find_run
 from storage.errors import StorageError
 from storage.lineage.graph import LineageGraph, LineageNode
 from storage.tables.lance_table import quote
 
-Row = Mapping[str, Any]
 _PARTS = ("evaluate-shard", "analyse-shard")
 
 
@@ -20,16 +23,16 @@ class Training:
     """One training of policies.
 
     Attributes:
-        run: row of its run in the catalog.
-        policy_set_id: what it made.
+        run: its run in the lineage.
+        policy_set_id: its result.
         snapshot_ids: the traces that it read.
         part_run_ids: runs that trained its head groups.
-        seconds: what those took, added up.
+        seconds: time of all of them, added up.
         costs: held-out cost of each head.
         curve: rows of the table `metrics`.
     """
 
-    run: Row
+    run: LineageNode
     policy_set_id: str
     snapshot_ids: tuple[str, ...]
     part_run_ids: tuple[str, ...]
@@ -39,14 +42,33 @@ class Training:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """How it trained."""
-        train: Mapping[str, Any] = json.loads(self.run["parameters_json"])["train"]
+        """Its settings."""
+        train: Mapping[str, Any] = self.run.facts["parameters"]["train"]
         return train
 
     @property
     def objective(self) -> str:
-        """What was minimised."""
+        """Name of the minimised objective."""
         return str(self.parameters["objective"])
+
+    @property
+    def mean_cost(self) -> float:
+        """Mean held-out cost over heads; NaN where there is none."""
+        return fmean(self.costs) if self.costs else math.nan
+
+    def measured(self, name: str) -> dict[float, float]:
+        """A metric of its course by training step."""
+        return {row["step"]: row["value"] for row in self.curve if row["name"] == name}
+
+    @property
+    def seed(self) -> int:
+        """Seed of its run."""
+        return int(self.run.facts["seed"])
+
+    @property
+    def hardware(self) -> str:
+        """Hardware of its run."""
+        return str(self.run.facts["hardware"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,11 +76,11 @@ class ReportRows:
     """Rows of one evaluation.
 
     Attributes:
-        graph: what the evaluation came from.
+        graph: the lineage of the evaluation.
         evaluation_id: the evaluation.
         run_id: the run that made it.
         models: row of the table `models`, or none.
-        samples: what was judged.
+        samples: the evaluated samples.
         curves: budget curves.
         comparisons: every method against every other, mean over tasks.
         task_comparisons: the same within single tasks; rows have a `task` as well.
@@ -79,7 +101,7 @@ class ReportRows:
     curves: Sequence[Row] = ()
     comparisons: Sequence[Row] = ()
     task_comparisons: Sequence[Row] = ()
-    objective_comparisons: Sequence[Row] = ()
+    objective_comparisons: Sequence[ObjectiveRow] = ()
     head_costs: Sequence[Row] = ()
     heads: Sequence[Row] = ()
     head_pairs: Sequence[Row] = ()
@@ -98,12 +120,11 @@ class ReportRows:
         return self.graph.nodes[self.run_id]
 
     def inputs(self, run_id: str, kind: str) -> list[LineageNode]:
-        """What a run read of one kind."""
-        read = [edge.source for edge in self.graph.edges if edge.target == run_id and edge.role == "input"]
-        return [self.graph.nodes[name] for name in dict.fromkeys(read) if self.graph.nodes[name].kind == kind]
+        """Artifacts of one kind that a run read."""
+        return _inputs(self.graph, run_id, kind)
 
     def input_ids(self, run_ids: Iterable[str], kind: str) -> list[str]:
-        """Ids of what some runs read of one kind, each once."""
+        """Ids of artifacts of one kind that some runs read, each once."""
         return list(dict.fromkeys(node.id for run_id in run_ids for node in self.inputs(run_id, kind)))
 
 
@@ -149,16 +170,15 @@ def read_report_rows(catalog: Catalog, any_id: str) -> ReportRows:
         raise StorageError(
             f"report: {evaluation_id} has no rows in the table curves: they are lost; run `kvp evaluate` again"
         )
-    inputs = [edge.source for edge in graph.edges if edge.target == run_id and edge.role == "input"]
-    policy_sets = [name for name in inputs if graph.nodes[name].kind == "policy_set"]
-    shards = _makers(graph, [name for name in inputs if graph.nodes[name].kind == "evaluation_shard"])
-    trainings, others = _trainings(catalog, policy_sets)
+    policy_sets = [node.id for node in _inputs(graph, run_id, "policy_set")]
+    shards = _makers(graph, [node.id for node in _inputs(graph, run_id, "evaluation_shard")])
+    trainings, others = _trainings(catalog, graph, policy_sets)
     return ReportRows(
         graph=graph,
         evaluation_id=evaluation_id,
         run_id=run_id,
         models=catalog.rows("models", _is_one_of("model_id", {row["model_id"] for row in curves})),
-        samples=catalog.rows("samples", _is_one_of("run_id", shards)) if shards else (),
+        samples=catalog.rows("samples", _is_one_of("run_id", [run.id for run in shards])) if shards else (),
         curves=curves,
         comparisons=catalog.rows("comparisons", of_run),
         head_costs=catalog.rows("head_costs", of_run),
@@ -170,10 +190,16 @@ def read_report_rows(catalog: Catalog, any_id: str) -> ReportRows:
     )
 
 
-def _makers(graph: LineageGraph, artifact_ids: Sequence[str]) -> list[str]:
+def _inputs(graph: LineageGraph, run_id: str, kind: str) -> list[LineageNode]:
+    """Artifacts of one kind that a run read, each once."""
+    read = dict.fromkeys(edge.source for edge in graph.edges if edge.target == run_id and edge.role == "input")
+    return [graph.nodes[name] for name in read if graph.nodes[name].kind == kind]
+
+
+def _makers(graph: LineageGraph, artifact_ids: Iterable[str]) -> list[LineageNode]:
     """Completed runs that made some artifacts, one each."""
     makers = {
-        edge.target: edge.source
+        edge.target: graph.nodes[edge.source]
         for edge in graph.edges
         if edge.role == "output" and graph.nodes[edge.source].facts["outcome"] == "completed"
     }
@@ -184,51 +210,37 @@ def _of_policies(catalog: Catalog, table: str, policy_sets: Sequence[str]) -> li
     return list(catalog.rows(table, _is_one_of("policy_set_id", policy_sets))) if policy_sets else []
 
 
-def _trainings(catalog: Catalog, policy_sets: Sequence[str]) -> tuple[list[Training], list[Training]]:
+def _trainings(
+    catalog: Catalog, graph: LineageGraph, policy_sets: Sequence[str]
+) -> tuple[list[Training], list[Training]]:
     """The trainings of some policy sets, and all others on the same traces; the last one of each policy set counts."""
-    if not policy_sets:
-        return [], []
-    makers = _reached(catalog, policy_sets, "output")
-    snapshots = [edge["artifact_id"] for edge in _edges(catalog, "run_id", makers, "input")]
-    snapshots = [name for name in dict.fromkeys(snapshots) if name.startswith("trace_snapshot-")]
-    readers = _reached(catalog, snapshots, "input")
-    runs = {row["run_id"]: row for row in catalog.rows("runs", _is_one_of("run_id", [*makers, *readers]))}
+    runs = _makers(graph, policy_sets)
+    snapshots = dict.fromkeys(node.id for run in runs for node in _inputs(graph, run.id, "trace_snapshot"))
     by_policy: dict[str, Training] = {}
-    for run in runs.values():
-        if run["stage"] == "train" and run["outcome"] == "completed":
-            training = _training(catalog, run)
-            by_policy[training.policy_set_id] = training
+    for snapshot in snapshots:
+        # The training of a head group reads the traces, and the training that gathers the groups reads them as well.
+        below = catalog.lineage(snapshot, "down", most_steps=3)
+        for edge in below.edges:
+            run = below.nodes[edge.source]
+            if run.name == "train" and edge.name == "policy" and run.facts["outcome"] == "completed":
+                by_policy[edge.target] = _training(catalog, below, run, edge.target)
     trainings = [by_policy.pop(name) for name in policy_sets if name in by_policy]
     return trainings, list(by_policy.values())
 
 
-def _training(catalog: Catalog, run: Row) -> Training:
-    known = catalog.completed_run(run)
-    policy_set_id = known.outputs["policy"]
-    groups = [name for name in known.inputs.values() if name.startswith("head_group-")]
-    parts = catalog.rows("runs", _is_one_of("run_id", _reached(catalog, groups, "output"))) if groups else []
-    parts = [part for part in parts if part["outcome"] == "completed"]
-    of_run = f"run_id = {quote(run['run_id'])}"
+def _training(catalog: Catalog, graph: LineageGraph, run: LineageNode, policy_set_id: str) -> Training:
+    parts = _makers(graph, [node.id for node in _inputs(graph, run.id, "head_group")])
+    of_run = f"run_id = {quote(run.id)}"
     heads = catalog.rows("heads", of_run, ["head", "heldout_cost"])
     return Training(
         run=run,
         policy_set_id=policy_set_id,
-        snapshot_ids=tuple(sorted(name for name in known.inputs.values() if name.startswith("trace_snapshot-"))),
-        part_run_ids=tuple(part["run_id"] for part in parts),
-        seconds=sum(part["seconds"] for part in parts) + run["seconds"],
-        costs=tuple(row["heldout_cost"] for row in sorted(heads, key=lambda row: row["head"])),
+        snapshot_ids=tuple(sorted(node.id for node in _inputs(graph, run.id, "trace_snapshot"))),
+        part_run_ids=tuple(part.id for part in parts),
+        seconds=sum(part.facts["seconds"] for part in (*parts, run)),
+        costs=tuple(row["heldout_cost"] for row in sorted(heads, key=itemgetter("head"))),
         curve=tuple(catalog.rows("metrics", of_run)),
     )
-
-
-def _reached(catalog: Catalog, artifact_ids: Iterable[str], role: str) -> list[str]:
-    """Runs that read (`input`) or made (`output`) some artifacts, each once, in the order of their records."""
-    return list(dict.fromkeys(edge["run_id"] for edge in _edges(catalog, "artifact_id", artifact_ids, role)))
-
-
-def _edges(catalog: Catalog, column: str, values: Iterable[str], role: str) -> list[Row]:
-    names = list(values)
-    return list(catalog.rows("edges", f"{_is_one_of(column, names)} AND role = {quote(role)}")) if names else []
 
 
 def _is_one_of(column: str, values: Iterable[str]) -> str:

@@ -1,18 +1,29 @@
 """Section: are the best sets of different budgets nested, and does a score track the harm of leaving a token out?"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from plotly.colors import sample_colorscale
 
 from dashboards.figures.curves import budget_axis
-from dashboards.figures.drawing import GREY, SEQUENTIAL, Figure, cell, error_bars, new_drawing, new_grid
+from dashboards.figures.drawing import (
+    GREY,
+    NAMES_AXIS,
+    SEQUENTIAL,
+    Figure,
+    cell,
+    error_bars,
+    linear_axis,
+    new_drawing,
+    new_grid,
+)
 from dashboards.figures.styles import in_order, method_order, style_of
+from dashboards.grouping import Place, Row, grouped, place_of
 from dashboards.rendering.formats import NOTHING, samples, with_interval
 from dashboards.rendering.table import Table, table
-from dashboards.report.claims import Row
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.view import Place, ReportView, section, short
+from dashboards.report.view import ReportView, section, short
 
 _NESTED = {
     "overlap": "share of the smaller set that both choices have",
@@ -35,8 +46,8 @@ def findings_section(view: ReportView) -> Iterator[Block]:
         "budget by that, and compare with the smaller budget's best set on the full cache. An overlap of 1 and an "
         "excess of 0 mean that one ranking loses nothing."
     )
-    for place in _places(nested):
-        yield from _nestedness(place, [row for row in nested if (row["benchmark"], row["setting"]) == place])
+    for place, rows in sorted(grouped(nested, place_of).items()):
+        yield from _nestedness(place, rows)
     if not nested:
         yield missing("nestedness of the best sets", _ANALYSED)
     yield prose(
@@ -44,29 +55,23 @@ def findings_section(view: ReportView) -> Iterator[Block]:
         "from the full cache is measured; the rank correlation of a method's scores with it is 1 where the scores "
         "order tokens by their harm, and 0 where they say nothing."
     )
-    for place in _places(left_out):
-        yield _left_out(place, [row for row in left_out if (row["benchmark"], row["setting"]) == place])
+    for place, rows in sorted(grouped(left_out, place_of).items()):
+        yield _left_out(place, rows)
     if not left_out:
         yield missing("the harm of leaving single tokens out", _ANALYSED)
 
 
-def _places(findings: Sequence[Row]) -> list[Place]:
-    return sorted({(row["benchmark"], row["setting"]) for row in findings})
-
-
 def _nestedness(place: Place, rows: Sequence[Row]) -> Iterator[Block]:
-    for method in in_order(row["method"] for row in rows):
-        cells_by_method = {
-            quantity: {
-                (row["budget"], row["larger_budget"]): row
-                for row in rows
-                if (row["method"], row["quantity"]) == (method, quantity)
-            }
+    by_method = grouped(rows, itemgetter("method"))
+    for method in in_order(by_method):
+        by_quantity = grouped(by_method[method], itemgetter("quantity"))
+        cells_by_quantity = {
+            quantity: {(row["budget"], row["larger_budget"]): row for row in by_quantity[quantity]}
             for quantity in _NESTED
+            if quantity in by_quantity
         }
-        there = {quantity: cells for quantity, cells in cells_by_method.items() if cells}
-        if there:
-            yield _nested_picture(place, method, there)
+        if cells_by_quantity:
+            yield _nested_picture(place, method, cells_by_quantity)
 
 
 def _nested_picture(place: Place, method: str, cells_by_quantity: Mapping[str, Cells]) -> Figure:
@@ -118,27 +123,19 @@ def _left_out(place: Place, rows: Sequence[Row]) -> Figure:
     ordered = sorted(rows, key=lambda row: (method_order(row["method"]), row["seed"], row["budget"] or 0))
     drawing = new_drawing(
         showlegend=False,
-        xaxis={
-            "title": {"text": "rank correlation of scores with the divergence"},
-            "zerolinecolor": GREY,
-            "rangemode": "tozero",
-        },
-        yaxis={"automargin": True, "autorange": "reversed", "type": "category"},
+        xaxis=linear_axis("rank correlation of scores with the divergence") | {"zerolinecolor": GREY},
+        yaxis=NAMES_AXIS,
     )
     for row in ordered:
         style = style_of(row["method"])
+        edge = {"color": style.colour, "width": 1}
         drawing.add_scatter(
             name=_name(row),
             x=[row["value"]],
             y=[_name(row)],
             error_x=_bars([row]),
             mode="markers",
-            marker={
-                "color": style.colour,
-                "symbol": style.symbol,
-                "size": 9,
-                "line": {"color": style.colour, "width": 1},
-            },
+            marker={"color": style.colour, "symbol": style.symbol, "size": 9, "line": edge},
         )
     numbers = table(
         title,

@@ -1,19 +1,29 @@
-"""Section: what distinguishes KV heads, and what each method's ranking costs each of them."""
+"""Section: differences between KV heads, and the cost of each under each method."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
 from dashboards.figures.drawing import Figure
-from dashboards.figures.head_maps import HeadMap, cost_map, costs_by_method, draw_cost_boxes, draw_maps, linear_colours
+from dashboards.figures.head_maps import (
+    SHAPES,
+    HeadMap,
+    Heads,
+    cost_map,
+    costs_by_method,
+    draw_cost_boxes,
+    draw_maps,
+    linear_colours,
+)
 from dashboards.figures.pairs import Correlations, draw_matrix, means_table
+from dashboards.grouping import Place, Row, grouped, place_of
 from dashboards.rendering.formats import NOTHING, is_number, number, samples
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, missing, prose
-from dashboards.report.head_rows import SHAPES, Head, mean_of, place_of, places_of, read_heads
-from dashboards.report.view import Place, ReportView, section, short
+from dashboards.report.view import ReportView, section, short
 from kvpolicy.names import BOUNDS
 
 SHAPES_NOTE = (
@@ -21,6 +31,47 @@ SHAPES_NOTE = (
     "deviation: mean squared distance of the head's ranks (0 to 1) from the mean over heads."
 )
 _EXTREMES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """One KV head: its shape, and its cost on held-out traces."""
+
+    head: int
+    name: str
+    heldout_cost: float
+    shape: Mapping[str, float]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Name, held-out cost and shape in a table."""
+        return (self.name, number(self.heldout_cost), *map(number, self.shape.values()))
+
+
+def read_heads(view: ReportView) -> list[Head]:
+    """Every head, means over policy sets."""
+    names = {row["head"]: row["head_name"] for row in (*view.rows.heads, *view.rows.head_costs)}
+    trained = dict.fromkeys(names, ()) | grouped(view.rows.heads, itemgetter("head"))
+    return [
+        Head(
+            head=head,
+            name=name,
+            heldout_cost=_mean(row["heldout_cost"] for row in trained[head]),
+            shape={shape: _mean(row.get(shape) for row in trained[head]) for shape in SHAPES},
+        )
+        for head, name in sorted(names.items())
+    ]
+
+
+def places_of(heads: Sequence[Head]) -> Heads:
+    """Where the heads lie on a map."""
+    return Heads.of_rows([{"head": head.head, "head_name": head.name} for head in heads])
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    """Mean of the numbers; NaN where there are none."""
+    known = [value for value in values if value is not None and is_number(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 @section("heads", "Head by head")
@@ -39,14 +90,14 @@ def heads_section(view: ReportView) -> Iterator[Block]:
 
 
 def _shapes(heads: Sequence[Head]) -> Iterator[Block]:
-    there = [shape for shape in SHAPES if any(head.shape[shape] is not None for head in heads)]
+    there = [shape for shape in SHAPES if any(is_number(head.shape[shape]) for head in heads)]
     if not there:
         yield missing(
             "the shape of each head's importance", "`kvp train` of this release measures it on held-out traces."
         )
         return
-    spread = mean_of([head.shape["rank_deviation"] for head in heads])
-    if spread is not None:
+    spread = _mean([head.shape["rank_deviation"] for head in heads])
+    if is_number(spread):
         yield prose(
             f"Heads rank the same tokens differently: the variance of a token's rank (0 to 1) across heads is "
             f"{number(spread)} on average; it is 0 where all heads agree and 0.083 where each ranks at random."
@@ -56,7 +107,7 @@ def _shapes(heads: Sequence[Head]) -> Iterator[Block]:
 
 def _shape_maps(heads: Sequence[Head], shapes: Sequence[str]) -> Figure:
     """One map a figure of shape."""
-    shape_values = {SHAPES[shape]: [_known(head.shape[shape]) for head in heads] for shape in shapes}
+    shape_values = {SHAPES[shape]: [head.shape[shape] for head in heads] for shape in shapes}
     ranges = "; ".join(
         f"{words} from {number(np.nanmin(values))} to {number(np.nanmax(values))}"
         for words, values in shape_values.items()
@@ -80,15 +131,11 @@ def _shape_maps(heads: Sequence[Head], shapes: Sequence[str]) -> Figure:
     )
 
 
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _heads_table(heads: Sequence[Head]) -> Table:
     return table(
         "Every head on held-out traces",
         ("head", "held-out cost", *SHAPES.values()),
-        [(head.name, number(head.heldout_cost), *(number(head.shape[s]) for s in SHAPES)) for head in heads],
+        [head.cells for head in heads],
         note=f"Means over the policy sets of this evaluation and over validation samples. {SHAPES_NOTE}",
     )
 
@@ -97,16 +144,15 @@ def _costs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
     if not view.rows.head_costs:
         yield missing("what each ranking costs each head", "`kvp evaluate` adds it to the table head_costs.")
         return
-    for place in sorted({place_of(row) for row in view.rows.head_costs}):
-        rows = [row for row in view.rows.head_costs if place_of(row) == place]
+    for place, rows in sorted(grouped(view.rows.head_costs, place_of).items()):
         known = {m: of for m, of in costs_by_method(rows, places_of(heads)).items() if np.isfinite(of).any()}
         if not known:
             yield missing(f"a finite cost of any head ({short(place)})", "`kvp evaluate` of another model has some.")
             continue
-        yield _cost_boxes(place, known, _cost_table(view, place, known, [head.name for head in heads]))
-        others = [method for method in known if method not in view.own and method not in BOUNDS]
+        yield _cost_boxes(place, known, _cost_table(rows, place, known, [head.name for head in heads]))
+        others = [method for method in known if method not in view.learned and method not in BOUNDS]
         others.sort(key=lambda method: float(np.nanmean(known[method])))
-        if shown := [*[method for method in view.own if method in known][:1], *others[:1]]:
+        if shown := [*[method for method in view.learned if method in known][:1], *others[:1]]:
             yield _cost_maps(place, heads, {method: known[method] for method in shown})
 
 
@@ -144,8 +190,7 @@ def _cost_boxes(place: Place, costs: Mapping[str, np.ndarray], numbers: Table) -
     )
 
 
-def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
-    counts = [row["n"] for row in view.rows.head_costs if place_of(row) == place]
+def _cost_table(rows: Sequence[Row], place: Place, costs: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
     return table(
         f"Cost of a head by method: {short(place)}",
         ("method", "mean", "lower quartile", "median", "upper quartile", "worst head", "cost there"),
@@ -159,29 +204,25 @@ def _cost_table(view: ReportView, place: Place, costs: Mapping[str, np.ndarray],
             )
             for method, values in costs.items()
         ],
-        note=f"Over {len(next(iter(costs.values())))} heads, each a mean over {samples(counts)}.",
+        note=f"Over {len(next(iter(costs.values())))} heads, each a mean over {samples([row['n'] for row in rows])}.",
     )
 
 
 def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
-    names = {head.head: head for head in heads}
     known = [row for row in view.rows.head_pairs if is_number(row["spearman"])]
-    known = [row for row in known if row["head_a"] in names and row["head_b"] in names]
     if not known:
         yield missing(
             "rank correlations between heads", "`kvp train` of this release measures them on held-out traces."
         )
         return
     correlations = Correlations.of_rows(known, {head.head: head.name for head in heads})
-    means = {
-        pair: float(correlations.matrix[pair]) for pair in sorted({(row["head_a"], row["head_b"]) for row in known})
-    }
-    order = sorted(means, key=lambda pair: (-means[pair], pair))
+    names, means = correlations.names, correlations.matrix
+    order = sorted({(row["head_a"], row["head_b"]) for row in known}, key=lambda pair: (-means[pair], pair))
     shown = dict.fromkeys([*order[:_EXTREMES], *order[-_EXTREMES:]])
     extremes = table(
         "The most and the least alike heads",
         ("head", "other head", "rank correlation"),
-        [(names[a].name, names[b].name, number(means[a, b])) for a, b in shown],
+        [(names[a], names[b], number(float(means[a, b]))) for a, b in shown],
         note="Of all pairs: SELECT * FROM head_pairs.",
         num_labels=2,
     )
@@ -193,10 +234,7 @@ def _pairs(view: ReportView, heads: Sequence[Head]) -> Iterator[Block]:
 
 
 def _extremes(heads: Sequence[Head]) -> Iterator[Block]:
-    known = sorted(
-        (head for head in heads if head.heldout_cost is not None),
-        key=lambda head: (head.heldout_cost or 0.0, head.head),
-    )
+    known = sorted((head for head in heads if is_number(head.heldout_cost)), key=attrgetter("heldout_cost", "head"))
     if not known:
         yield missing("held-out costs of heads", "`kvp train` adds them to the table heads.")
         return
@@ -205,10 +243,7 @@ def _extremes(heads: Sequence[Head]) -> Iterator[Block]:
     yield table(
         "Best and worst heads, by held-out cost",
         ("", "head", "held-out cost", *SHAPES.values()),
-        [
-            (what, head.name, number(head.heldout_cost), *(number(head.shape[shape]) for shape in SHAPES))
-            for what, head in chosen
-        ],
+        [(which, *head.cells) for which, head in chosen],
         note=f"Mean over the policy sets of this evaluation; 1 is optimal. {NOTHING}: not measured.",
         num_labels=2,
     )

@@ -1,4 +1,4 @@
-"""Section: where every curve is, and how all of it can be traced and repeated."""
+"""Section: ids of all curves, and how to trace and repeat the evaluation."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from dashboards.report.view import ReportView, section
 
 @section("lineage", "Lineage")
 def lineage_section(view: ReportView) -> Iterator[Block]:
-    """Ids of every curve, of what was judged and of what it was made from."""
+    """Ids of every curve, of the evaluated artifacts and of their sources."""
     rows = view.rows
     curves = {(row["benchmark"], row["setting"], row["method"], row["seed"]): row for row in rows.curves}
     ordered = sorted(curves.items(), key=lambda item: (*item[0][:2], method_order(item[0][2]), item[0][3]))

@@ -1,16 +1,18 @@
-"""Section: who beats whom at which budget, with what confidence."""
+"""Section: wins of every method over every other by budget, with their confidence."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import plotly.graph_objects as go
 
-from dashboards.figures.drawing import DIVERGING, Figure, cell, new_grid
+from dashboards.figures.drawing import COLOUR_BAR, DIVERGING, Figure, cell, new_grid
 from dashboards.figures.styles import in_order, short_metric
+from dashboards.grouping import Place, Row, grouped, place_of
 from dashboards.rendering.formats import NOTHING
 from dashboards.rendering.table import Table, table
-from dashboards.report.claims import Row, ordered_metrics
+from dashboards.report.claims import ordered_metrics
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, missing, prose
-from dashboards.report.view import Place, ReportView, section, short
+from dashboards.report.view import ReportView, section, short
 from dashboards.report.wins import REMEDY
 from kvpolicy.results.comparisons import BETTER, UNDECIDED
 
@@ -29,15 +31,14 @@ def matrix_section(view: ReportView) -> Iterator[Block]:
         "share of bootstrap resamples in which the row's method is better: 0.5 where nothing is known, 1 minus that of "
         "the mirrored cell. A mark stands where the interval of the difference excludes 0."
     )
+    contests = grouped((row for row in view.rows.comparisons if row["is_contest"]), place_of)
     for place in view.places:
-        of_place = [
-            row for row in view.rows.comparisons if (row["benchmark"], row["setting"]) == place and row["is_contest"]
-        ]
-        metrics = ordered_metrics({row["metric"] for row in of_place})
-        if metrics:
-            yield _picture(place, metrics[0], [row for row in of_place if row["metric"] == metrics[0]])
+        by_metric = grouped(contests.get(place, []), itemgetter("metric"))
+        if metrics := ordered_metrics(by_metric):
+            yield _picture(place, metrics[0], by_metric[metrics[0]])
         else:
-            yield missing(f"two methods that compete ({short(place)})", "Judge several with `kvp evaluate --methods`.")
+            remedy = "Evaluate several with `kvp evaluate --methods`."
+            yield missing(f"two methods that compete ({short(place)})", remedy)
 
 
 def _picture(place: Place, metric: str, rows: Sequence[Row]) -> Figure:
@@ -70,7 +71,7 @@ def draw_matrices(
     """Methods by methods, one matrix a budget: confidence as colour, and a mark where the verdict is certain."""
     columns = min(_COLUMNS, len(budgets))
     titles = [f"{budget} tokens" for budget in budgets]
-    bar = {"title": {"text": "confidence"}, "thickness": 14, "outlinewidth": 0}
+    bar = COLOUR_BAR | {"title": {"text": "confidence"}}
     drawing = new_grid(
         titles,
         columns=columns,

@@ -1,19 +1,23 @@
-"""Section: how the policies learned, and what other objectives reach on the same traces."""
+"""Section: training of the policies, against other objectives on the same traces."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean, stdev
 
 import plotly.graph_objects as go
 
 from dashboards.figures.drawing import Figure, cell, log_axis, new_grid
+from dashboards.grouping import grouped
 from dashboards.rendering.formats import NOTHING, counted, duration, number, percent, with_interval
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, Section, missing, prose
-from dashboards.report.evaluation_rows import Row, Training
-from dashboards.report.judged import agent_words
+from dashboards.report.evaluated_section import agent_words
+from dashboards.report.evaluation_rows import Training
 from dashboards.report.view import ReportView, section
+from kvpolicy.results.objectives import ObjectiveRow
 
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#882255", "#E69F00", "#332288", "#44AA99", "#999933")  # Okabe-Ito, Tol
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x")
@@ -31,19 +35,18 @@ def _section(view: ReportView) -> Iterator[Block]:
         "The held-out cost is the normalised eviction cost on validation traces that no policy was trained on, mean "
         "over heads; 1 is optimal. Losses of different objectives have no common scale; held-out costs have."
     )
-    curves = {training.policy_set_id: cost_by_step(training) for training in trainings}
-    if any(curves.values()):
-        yield _picture(trainings, curves)
+    if any(map(cost_by_step, trainings)):
+        yield _picture(trainings)
     else:
         yield missing("held-out costs during training", "`kvp train` adds them to the table metrics.")
-    if not any(cost_by_second(training) for training in trainings):
+    if not any(map(cost_by_second, trainings)):
         yield missing("seconds of training by step", "`kvp train` of this release adds them to the table metrics.")
     yield _outcomes(view, trainings)
     if view.rows.objective_comparisons:
-        yield _objectives(view.rows.objective_comparisons)
+        yield _objectives(view.rows.objective_comparisons, view.rows.trainings[0].objective)
     else:
         yield missing(
-            "another objective with the judged policies' options, seeds and traces",
+            "another objective with the evaluated policies' options, seeds and traces",
             "`kvp ablate` with the same options trains them.",
         )
 
@@ -53,7 +56,7 @@ def training_section(view: ReportView) -> Section:
     others = view.rows.other_trainings
     more = {
         "other policy sets": [training.policy_set_id for training in others],
-        "their runs": [training.run["run_id"] for training in others],
+        "their runs": [training.run.id for training in others],
     }
     made = _section(view)
     return replace(made, origin={**made.origin, **more})
@@ -61,44 +64,33 @@ def training_section(view: ReportView) -> Section:
 
 def cost_by_step(training: Training) -> Curve:
     """(step, held-out cost), ascending."""
-    return sorted((row["step"], row["value"]) for row in training.curve if row["name"] == "heldout_cost")
+    return sorted(training.measured("heldout_cost").items())
 
 
 def cost_by_second(training: Training) -> Curve:
     """(seconds of training, held-out cost), where seconds were recorded."""
-    seconds = {row["step"]: row["value"] for row in training.curve if row["name"] == "seconds"}
+    seconds = training.measured("seconds")
     return [(seconds[step], cost) for step, cost in cost_by_step(training) if step in seconds]
 
 
 def _groups(trainings: Sequence[Training]) -> list[list[Training]]:
     """Trainings that differ by nothing but the seed."""
-    groups: dict[str, list[Training]] = {}
-    for training in trainings:
-        key = json.dumps([training.parameters, training.snapshot_ids], sort_keys=True)
-        groups.setdefault(key, []).append(training)
+    groups = grouped(trainings, lambda one: json.dumps([one.parameters, one.snapshot_ids], sort_keys=True))
     return sorted(groups.values(), key=lambda group: (group[0].objective, _final(group), group[0].policy_set_id))
 
 
 def _final(group: Sequence[Training]) -> float:
-    return fmean(_mean_cost(training) for training in group)
-
-
-def _mean_cost(training: Training) -> float:
-    return fmean(training.costs) if training.costs else float("nan")
+    return fmean(training.mean_cost for training in group)
 
 
 def _label(group: Sequence[Training]) -> str:
-    first = group[0]
-    steps = f"{first.parameters.get('num_steps', '?')} steps"
-    return f"{first.objective}, {steps}, {_width(first)}{counted(len(group), 'seed')}"
+    parameters = group[0].parameters
+    width = parameters.get("agent", {}).get("width")
+    parts = (group[0].objective, f"{parameters.get('num_steps', '?')} steps", f"width {width}" if width else "")
+    return ", ".join(filter(None, (*parts, counted(len(group), "seed"))))
 
 
-def _width(training: Training) -> str:
-    width = training.parameters.get("agent", {}).get("width")
-    return f"width {width}, " if width else ""
-
-
-def _picture(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Figure:
+def _picture(trainings: Sequence[Training]) -> Figure:
     groups = _groups(trainings)
     ends = "; ".join(f"{_label(group)}: {number(_final(group))} at the end" for group in groups)
     return Figure(
@@ -108,19 +100,20 @@ def _picture(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Figu
         note="One line a policy set, seeds of one configuration in one colour; both axes are logarithmic. A curve "
         "is the mean over heads, measured every so many steps.",
         label=f"Line charts of held-out cost against training. {ends}. All values are in the table below.",
-        tables=(_steps_table(trainings, curves),),
+        tables=(_steps_table(trainings),),
     )
 
 
 def draw_courses(trainings: Sequence[Training]) -> go.Figure:
     """Held-out cost against steps, and against seconds where these were recorded."""
     curves_of = {"training steps": cost_by_step}
-    if any(cost_by_second(training) for training in trainings):
+    if any(map(cost_by_second, trainings)):
         curves_of["seconds of training"] = cost_by_second
     drawing = new_grid([""] * len(curves_of), columns=len(curves_of), gap_pixels=0, height=420, legend_below=True)
     for column, (words, curve_of) in enumerate(curves_of.items()):
         drawn: list[Curve] = []
-        for place, group in enumerate(_groups(trainings)):
+        place = cell(column, len(curves_of))
+        for look, group in enumerate(_groups(trainings)):
             for number_in_group, training in enumerate(group):
                 if points := curve_of(training):
                     drawn.append(points)
@@ -131,32 +124,31 @@ def draw_courses(trainings: Sequence[Training]) -> go.Figure:
                         x=[x for x, _ in points],
                         y=[cost for _, cost in points],
                         mode="lines+markers",
-                        line={"color": _COLOURS[place % len(_COLOURS)], "dash": _DASHES[place // len(_COLOURS) % 4]},
-                        marker={"symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 6},
-                        **cell(column, len(curves_of)),
+                        line={"color": _COLOURS[look % len(_COLOURS)], "dash": _DASHES[look // len(_COLOURS) % 4]},
+                        marker={"symbol": _SYMBOLS[look % len(_SYMBOLS)], "size": 6},
+                        **place,
                     )
-        axes = [log_axis(words, (x for curve in drawn for x, _ in curve))]
-        axes.append(log_axis("held-out cost (1 is optimal)", (cost for curve in drawn for _, cost in curve)))
-        drawing.update_xaxes(axes[0], **cell(column, len(curves_of)))
-        drawing.update_yaxes(axes[1], **cell(column, len(curves_of)))
+        xs, costs = zip(*chain.from_iterable(drawn), strict=True)
+        drawing.update_xaxes(log_axis(words, xs), **place)
+        drawing.update_yaxes(log_axis("held-out cost (1 is optimal)", costs), **place)
     return drawing
 
 
-def _steps_table(trainings: Sequence[Training], curves: Mapping[str, Curve]) -> Table:
+def _steps_table(trainings: Sequence[Training]) -> Table:
     return table(
         "Held-out cost by step",
         ("policy set", "objective", "seed", "step: cost (seconds)"),
         [
-            (training.policy_set_id, training.objective, str(training.run["seed"]), _course(training))
+            (training.policy_set_id, training.objective, str(training.seed), _course(training))
             for training in trainings
-            if curves[training.policy_set_id]
+            if cost_by_step(training)
         ],
         num_labels=4,
     )
 
 
 def _course(training: Training) -> str:
-    seconds = {row["step"]: row["value"] for row in training.curve if row["name"] == "seconds"}
+    seconds = training.measured("seconds")
     return ", ".join(
         f"{step:.0f}: {number(cost)}" + (f" ({duration(seconds[step])})" if step in seconds else "")
         for step, cost in cost_by_step(training)
@@ -164,64 +156,56 @@ def _course(training: Training) -> str:
 
 
 def _outcomes(view: ReportView, trainings: Sequence[Training]) -> Table:
-    judged = {training.policy_set_id for training in view.rows.trainings}
+    evaluated = {training.policy_set_id for training in view.rows.trainings}
     rows = []
-    for group in _groups(trainings):
-        costs = [_mean_cost(training) for training in group]
-        first = group[0]
-        spread = f"{number(stdev(costs))} [{number(min(costs))}, {number(max(costs))}]" if len(costs) > 1 else NOTHING
-        rows.append(
-            (
-                first.objective,
-                agent_words(first),
-                str(first.parameters.get("num_steps", NOTHING)),
-                str(first.parameters.get("learning_rate", NOTHING)),
-                str(len(group)),
-                number(fmean(costs)),
-                spread,
-                number(max(max(training.costs, default=float("nan")) for training in group)),
-                duration(fmean(training.seconds for training in group)),
-                "yes" if any(training.policy_set_id in judged for training in group) else "no",
-            )
-        )
+    for first, *others in _groups(trainings):
+        group = [first, *others]
+        costs = [training.mean_cost for training in group]
+        ends = f"{number(stdev(costs))} [{number(min(costs))}, {number(max(costs))}]" if others else NOTHING
+        row = {
+            "objective": first.objective,
+            "agent": agent_words(first),
+            "steps": str(first.parameters.get("num_steps", NOTHING)),
+            "learning rate": str(first.parameters.get("learning_rate", NOTHING)),
+            "seeds": str(len(group)),
+            "held-out cost": number(fmean(costs)),
+            "std over seeds [least, most]": ends,
+            "worst head": number(max(max(training.costs, default=math.nan) for training in group)),
+            "time": duration(fmean(training.seconds for training in group)),
+            "evaluated here": "yes" if any(training.policy_set_id in evaluated for training in group) else "no",
+        }
+        rows.append(row)
     return table(
         "Training outcomes on the same traces, by objective",
-        (
-            "objective",
-            "agent",
-            "steps",
-            "learning rate",
-            "seeds",
-            "held-out cost",
-            "std over seeds [least, most]",
-            "worst head",
-            "time",
-            "judged here",
-        ),
-        rows,
+        rows[0],
+        [row.values() for row in rows],
         note="exact and rloo are two estimators of the policy gradient; the others are supervised surrogates. Mean "
         "over heads and seeds; brackets: the seeds' range. Time: mean over seeds, all groups of heads added up.",
         num_labels=2,
     )
 
 
-def _objectives(comparisons: Sequence[Row]) -> Table:
+def _objectives(comparisons: Sequence[ObjectiveRow], evaluated: str) -> Table:
     return table(
-        "Objectives with the judged policies' options, paired by head and seed",
-        ("objective", "held-out cost [interval]", "minus the judged one [interval]", "heads that are better", "seeds"),
+        "Objectives with the evaluated policies' options, paired by head and seed",
+        ("objective", "held-out cost [interval]", "minus the evaluated one [interval]", "better heads", "seeds"),
         [
             (
-                row["objective"] + (" (judged)" if row["is_judged"] else ""),
-                with_interval(row["cost"], row["cost_low"], row["cost_high"]),
-                NOTHING
-                if row["is_judged"]
-                else with_interval(row["difference"], row["ci_low"], row["ci_high"], signed=True),
-                NOTHING if row["is_judged"] else percent(row["heads_better"]),
-                str(row["num_seeds"]),
+                row.objective + (" (evaluated)" if row.objective == evaluated else ""),
+                with_interval(row.cost.mean, *row.cost.ends),
+                *_against(row, evaluated),
+                str(row.num_seeds),
             )
             for row in comparisons
         ],
         note="Lower is better. Heads are the sample: an interval says how far the mean over heads would move with "
-        "other heads of this model and, where there are several, with other seeds. The learning rate is the judged "
+        "other heads of this model and, where there are several, with other seeds. The learning rate is the evaluated "
         "policies'; another objective may do better with one of its own.",
     )
+
+
+def _against(row: ObjectiveRow, evaluated: str) -> tuple[str, str]:
+    """The difference to the evaluated policies' objective, and the share of heads that are better."""
+    if row.objective == evaluated:
+        return NOTHING, NOTHING
+    return with_interval(row.difference.mean, *row.difference.ends, signed=True), percent(row.heads_better)

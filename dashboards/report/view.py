@@ -1,24 +1,22 @@
-"""One evaluation as sections look at it: its curves by benchmark and setting, its claims, and where all is from."""
+"""One evaluation as the sections of a report see it: curves by benchmark and setting, claims, and their origin."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import fsum
+from statistics import fmean
 
 from dashboards.figures.series import Panel, make_panels
 from dashboards.figures.styles import place_label, short_metric
-from dashboards.report.claims import Claim, make_claims, ordered_metrics, own_methods
+from dashboards.grouping import Place, grouped, place_of
+from dashboards.report.claims import Claim, learned_methods, make_claims, ordered_metrics
 from dashboards.report.document import Block, Section
 from dashboards.report.evaluation_rows import ReportRows
 from kvpolicy.names import MEAN_TASK
 
-Place = tuple[str, str]
-"""A benchmark and a setting, which no figure mixes."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportView:
-    """What sections are made of.
+    """The content of sections.
 
     Attributes:
         rows: everything that was read.
@@ -37,25 +35,25 @@ class ReportView:
         return list(dict.fromkeys((panel.benchmark, panel.setting) for panel in self.panels))
 
     @cached_property
-    def own(self) -> list[str]:
-        """Methods made from this evaluation's policy sets."""
-        return own_methods(self.rows.curves)
+    def learned(self) -> list[str]:
+        """Methods that are made from this evaluation's policy sets."""
+        return learned_methods(self.rows.curves)
 
     @cached_property
     def claims(self) -> list[Claim]:
-        """Mean over tasks, of every own method."""
-        return make_claims(self.rows.comparisons, self.panels, self.own)
+        """Claims of every learned method, mean over tasks."""
+        return make_claims(self.rows.comparisons, self.panels, self.learned)
 
     @cached_property
     def task_claims(self) -> list[Claim]:
-        """Of single tasks."""
-        return make_claims(self.rows.task_comparisons, self.panels, self.own)
+        """Claims within single tasks."""
+        return make_claims(self.rows.task_comparisons, self.panels, self.learned)
 
     @cached_property
     def origin(self) -> Mapping[str, Sequence[str]]:
-        """What the evaluation came from: words to ids."""
+        """Origin of the evaluation: words to ids."""
         rows = self.rows
-        trained = [training.run["run_id"] for training in rows.trainings]
+        trained = [training.run.id for training in rows.trainings]
         snapshots = [name for training in rows.trainings for name in training.snapshot_ids]
         sealed = [edge.source for edge in rows.graph.edges if edge.role == "output" and edge.target in snapshots]
         ids = {words: rows.input_ids([rows.run_id], kind) for words, kind in _READ.items()}
@@ -69,23 +67,21 @@ class ReportView:
         }
 
     def metrics(self, place: Place) -> list[str]:
-        """Metrics that are competed for in a place, the one that claims are about first; none where there are none."""
+        """Metrics that methods compete for in a place, the leading one first."""
         there = {panel.metric for panel in self.panels if (panel.benchmark, panel.setting) == place}
         return ordered_metrics(there)
 
     def panels_of(self, place: Place, metric: str) -> tuple[Panel | None, list[Panel]]:
-        """The mean over tasks, if it is there, and the single tasks."""
+        """The panel of the mean over tasks, if any, and those of single tasks."""
         panels = [p for p in self.panels if (p.benchmark, p.setting, p.metric) == (*place, metric)]
         mean = next((panel for panel in panels if panel.task == MEAN_TASK), None)
         return mean, [panel for panel in panels if panel.task != MEAN_TASK]
 
     @cached_property
     def contexts(self) -> Mapping[Place, float]:
-        """Mean tokens of context of the judged samples."""
-        by_place: dict[Place, list[int]] = {}
-        for row in self.rows.samples:
-            by_place.setdefault((row["benchmark"], row["setting"]), []).append(row["context_tokens"])
-        return {place: fsum(lengths) / len(lengths) for place, lengths in by_place.items()}
+        """Mean tokens of context of the evaluated samples."""
+        by_place = grouped(self.rows.samples, place_of)
+        return {place: fmean(row["context_tokens"] for row in rows) for place, rows in by_place.items()}
 
     def share(self, place: Place, budget: int) -> float | None:
         """A budget's share of the mean context, where its length is known."""
@@ -114,12 +110,12 @@ def short(place: Place) -> str:
 
 def describe(metric: str) -> Callable[[Claim], str]:
     """Words for where claims about a metric stand."""
-    return lambda claim: f"{short((claim.benchmark, claim.setting))}, {short_metric(metric)}"
+    return lambda claim: f"{short(claim.place)}, {short_metric(metric)}"
 
 
 _READ = {
     "model": "model",
-    "judged prompts": "prompts",
+    "evaluated prompts": "prompts",
     "policy sets": "policy_set",
     "soft tokens": "soft_tokens",
     "request": "request",

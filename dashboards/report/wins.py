@@ -1,15 +1,17 @@
-"""Section: where the learned policies win, and where they do not, in words and in numbers."""
+"""Section: budgets at which the learned policies win or lose, in words and in numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
-from dashboards.figures.points import point_words
+from dashboards.figures.curves import point_words
 from dashboards.figures.series import direction
 from dashboards.figures.styles import in_order, short_metric
-from dashboards.rendering.formats import NOTHING, interval, listed, number, percent
+from dashboards.grouping import Place, grouped, place_of
+from dashboards.rendering.formats import NOTHING, listed, number, percent
 from dashboards.rendering.table import Table, table
 from dashboards.report.claims import Claim, Opponent, claim_words, oracle_words, ratio, summary_words
 from dashboards.report.document import MARKS, MARKS_NOTE, Block, Prose, missing, prose
-from dashboards.report.view import Place, ReportView, describe, section, short
+from dashboards.report.view import ReportView, describe, section, short
 from kvpolicy.names import MEAN_TASK
 from kvpolicy.results.comparisons import UNDECIDED
 
@@ -17,10 +19,10 @@ REMEDY = "`kvp evaluate` of this release adds them to the table comparisons."
 
 
 def headlines(view: ReportView) -> list[str]:
-    """The outcome in a few sentences: one for each own method, benchmark and setting, by the metric that leads."""
+    """The outcome in a few sentences: one for each learned method, benchmark and setting, by the metric that leads."""
     lines = []
     for place in view.places:
-        for method in view.own:
+        for method in view.learned:
             if claims := _lead_claims(view, place, method):
                 words = describe(claims[0].metric)
                 lines += [summary_words(claims, words), oracle_words(claims, words)]
@@ -30,8 +32,8 @@ def headlines(view: ReportView) -> list[str]:
 @section("claims", "Does the learned policy win?")
 def wins_section(view: ReportView) -> Iterator[Block]:
     """Does a learned policy beat every baseline, budget by budget; against whom it does not; how far the oracle is."""
-    if not view.own:
-        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
+    if not view.learned:
+        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and evaluates one.")
         return
     if not view.claims:
         yield missing("paired differences between methods, so nothing can be claimed", REMEDY)
@@ -44,7 +46,7 @@ def wins_section(view: ReportView) -> Iterator[Block]:
         "two, and neighbouring budgets err together."
     )
     for place in view.places:
-        for method in view.own:
+        for method in view.learned:
             yield from _of_place(view, place, method)
     if not view.task_claims:
         yield missing(
@@ -71,62 +73,42 @@ def _of_place(view: ReportView, place: Place, method: str) -> Iterator[Block]:
 
 def _lead_claims(view: ReportView, place: Place, method: str) -> list[Claim]:
     """By the metric that leads among those that were compared."""
-    of_method = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
-    compared = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)]
-    return [claim for claim in of_method if claim.metric in compared[:1]]
+    return next(iter(_by_metrics(view, view.claims, place, method).values()), [])
+
+
+def _by_metrics(view: ReportView, claims: Sequence[Claim], place: Place, method: str) -> dict[str, list[Claim]]:
+    """The claims of a method in a place by metric, the one that leads first."""
+    matching = [claim for claim in claims if (claim.place, claim.method) == (place, method)]
+    by_metric = grouped(matching, attrgetter("metric"))
+    return {metric: by_metric[metric] for metric in view.metrics(place) if metric in by_metric}
 
 
 def _against_best(view: ReportView, place: Place, claims: Sequence[Claim]) -> Table:
     metric, method = claims[0].metric, claims[0].method
     rows = []
     for claim in claims:
-        best = claim.baselines[0] if claim.baselines else None
+        best, oracle = next(iter(claim.baselines), None), claim.oracle
         share = view.share(place, claim.budget)
-        rows.append(
-            (
-                f"{claim.budget}" + (f" ({percent(share)})" if share else ""),
-                _value(view, place, claim),
-                *_versus(claim, best, with_name=True),
-                *_versus(claim, claim.oracle, with_name=False),
-                NOTHING if claim.seed_std is None else f"{number(claim.seed_std)} of {claim.num_seeds}",
-            )
-        )
+        row = {
+            "budget (of context)": f"{claim.budget}" + (f" ({percent(share)})" if share else ""),
+            f"{method} [interval]": point_words(claim.point),
+            "best baseline": f"{best.method} {number(best.value)}" if best else NOTHING,
+            "ratio": ratio(claim, best),
+            "difference [interval]": _cell(best),
+            "confidence": f"{best.confidence:.3f}" if best else NOTHING,
+            "oracle": number(oracle.value if oracle else None),
+            "ratio to oracle": ratio(claim, oracle),
+            "difference to oracle [interval]": _cell(oracle),
+            "std of seeds": NOTHING if claim.seed_std is None else f"{number(claim.seed_std)} of {claim.num_seeds}",
+        }
+        rows.append(row)
     return table(
         f"{method} against the best baseline and the oracle: {short(place)}, {short_metric(metric)}",
-        (
-            "budget (of context)",
-            f"{method} [interval]",
-            "best baseline",
-            "ratio",
-            "difference [interval]",
-            "confidence",
-            "oracle",
-            "ratio to oracle",
-            "difference to oracle [interval]",
-            "std of seeds",
-        ),
-        rows,
+        rows[0],
+        [row.values() for row in rows],
         note=f"Here {direction(metric)}. The best baseline is the one with the best mean there, chosen by the same "
         f"scores, which flatters it. Confidence: share of the resamples in which {method} is better. {MARKS_NOTE}.",
     )
-
-
-def _value(view: ReportView, place: Place, claim: Claim) -> str:
-    mean, tasks = view.panels_of(place, claim.metric)
-    for panel in (mean, *tasks):
-        if panel is not None and panel.task == claim.task:
-            return point_words(panel.points.get((claim.method, claim.budget)))
-    return number(claim.value)
-
-
-def _versus(claim: Claim, other: Opponent | None, *, with_name: bool) -> tuple[str, ...]:
-    if other is None:
-        return (NOTHING,) * (4 if with_name else 3)
-    difference = (
-        f"{MARKS[other.verdict]} {number(other.difference, signed=True)} {interval(other.low, other.high, signed=True)}"
-    )
-    value = f"{other.method} {number(other.value)}" if with_name else number(other.value)
-    return (value, ratio(claim, other), difference, *([f"{other.confidence:.3f}"] if with_name else []))
 
 
 def _against_each(place: Place, claims: Sequence[Claim]) -> Table:
@@ -144,43 +126,36 @@ def _against_each(place: Place, claims: Sequence[Claim]) -> Table:
 def _cell(other: Opponent | None, *, with_name: bool = False) -> str:
     if other is None:
         return NOTHING
-    name = f"{other.method} " if with_name else ""
-    ends = interval(other.low, other.high, signed=True)
-    return f"{MARKS[other.verdict]} {name}{number(other.difference, signed=True)} {ends}"
+    return f"{MARKS[other.verdict]} {f'{other.method} ' if with_name else ''}{other.difference_words}"
 
 
 def _by_metric(view: ReportView, place: Place, method: str) -> Iterator[Block]:
     """The other metrics of a place: one line each."""
-    of_method = [c for c in view.claims if (c.benchmark, c.setting) == place and c.method == method]
-    metrics = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)][1:]
-    curves = [[claim for claim in of_method if claim.metric == metric] for metric in metrics]
-    if curves:
-        yield Prose(lines=tuple(summary_words(claims, describe(claims[0].metric)) for claims in curves))
+    if curves := list(_by_metrics(view, view.claims, place, method).items())[1:]:
+        yield Prose(lines=tuple(summary_words(claims, describe(metric)) for metric, claims in curves))
         title = f"{method} minus the baseline that stands strongest against it, by metric: {short(place)}"
-        yield _strongest(title, "metric", [(short_metric(claims[0].metric), claims) for claims in curves])
+        yield _strongest(title, "metric", [(short_metric(metric), claims) for metric, claims in curves])
 
 
 def _by_task(view: ReportView, place: Place, method: str) -> Iterator[Block]:
-    of_method = [c for c in view.task_claims if (c.benchmark, c.setting) == place and c.method == method]
-    lead = [metric for metric in view.metrics(place) if any(claim.metric == metric for claim in of_method)][:1]
-    tasks = sorted({claim.task for claim in of_method} - {MEAN_TASK})
-    curves = [(task, [claim for claim in of_method if claim.task == task and claim.metric in lead]) for task in tasks]
+    metric, lead = next(iter(_by_metrics(view, view.task_claims, place, method).items()), ("", []))
+    curves = sorted(grouped((claim for claim in lead if claim.task != MEAN_TASK), attrgetter("task")).items())
     if len(curves) < 2:  # a single task is the mean over tasks
         return
     if any(other.verdict != UNDECIDED for _, claims in curves for claim in claims for other in claim.baselines):
-        yield Prose(lines=tuple(summary_words(claims, _task_words(task, lead[0])) for task, claims in curves))
+        yield Prose(lines=tuple(summary_words(claims, _task_words(task, metric)) for task, claims in curves))
     else:
-        counts = sorted({row["n"] for row in view.rows.task_comparisons if (row["benchmark"], row["setting"]) == place})
+        counts = sorted({row["n"] for row in view.rows.task_comparisons if place_of(row) == place})
         yield prose(
             f"Within single tasks nothing is established: they have {listed(map(str, counts))} samples, and at 95 % it "
             "takes six that agree."
         )
     title = f"{method} minus the baseline that stands strongest against it, by task: {short(place)}, "
-    yield _strongest(title + short_metric(lead[0]), "task", curves)
+    yield _strongest(title + short_metric(metric), "task", curves)
 
 
 def _task_words(task: str, metric: str) -> Callable[[Claim], str]:
-    return lambda claim: f"{short((claim.benchmark, claim.setting))}, task {task}, {short_metric(metric)}"
+    return lambda claim: f"{short(claim.place)}, task {task}, {short_metric(metric)}"
 
 
 def _strongest(title: str, what: str, curves: Sequence[tuple[str, Sequence[Claim]]]) -> Table:

@@ -1,7 +1,7 @@
 """The report of one evaluation: the paper's figures and tables, from this evaluation's own rows.
 
 `write_report` writes it twice: as a page (`templates/report.html`) and as Markdown (`templates/report.md`). The
-same rows give the same bytes. What a section shows is in the module of its name; what this run has no data for it says.
+same rows give the same bytes. Each section has a module of its own, and names the data that the run lacks.
 """
 
 from pathlib import Path
@@ -12,10 +12,10 @@ from dashboards.figures.drawing import Figure
 from dashboards.rendering.pages import render_template
 from dashboards.report.curves_section import curves_section, reward_section
 from dashboards.report.document import Document
+from dashboards.report.evaluated_section import evaluated_section
 from dashboards.report.evaluation_rows import ReportRows
 from dashboards.report.findings import findings_section
 from dashboards.report.heads_section import heads_section
-from dashboards.report.judged import judged_section
 from dashboards.report.lineage_section import lineage_section
 from dashboards.report.matrix import matrix_section
 from dashboards.report.training_section import training_section
@@ -25,7 +25,7 @@ from storage.whole_files import write_whole
 
 HTML_NAME, MARKDOWN_NAME = "report.html", "report.md"
 _SECTIONS = (
-    judged_section,
+    evaluated_section,
     wins_section,
     curves_section,
     matrix_section,

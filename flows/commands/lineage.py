@@ -94,8 +94,7 @@ def _catalog(home: str | None) -> "Catalog":
 
 def _renderer(out: Path) -> "Callable[[LineageGraph], str]":
     """What makes the content of a file that is named so."""
-    from dashboards.lineage.page import render_lineage_page
-    from dashboards.lineage.picture import draw_lineage
+    from dashboards.lineage.picture import draw_lineage, render_lineage_page
     from storage.lineage.provenance import render_provenance
 
     renderers: dict[str, Callable[[LineageGraph], str]] = {

@@ -40,7 +40,7 @@ def report(
     rows = replace(
         rows,
         task_comparisons=list(task_comparisons(catalog, rows)),
-        objective_comparisons=list(objective_comparisons(catalog, rows)),
+        objective_comparisons=objective_comparisons(catalog, rows),
     )
     folder = figure_folder(opened, rows.evaluation_id) if out is None else out
     try:

@@ -319,8 +319,8 @@ def make_home(home: Home) -> dict[str, str]:
         (OTHER_POLICY, "mse", 0, 1.8),
     ):
         runs[f"train {policy.name}"] = _train(catalog, policy, objective, seed, final)
-    judged = {"model": MODEL, "prompts": PROMPTS["test"], **{f"policy_{i}": p for i, p in enumerate(POLICIES)}}
-    runs["shard"] = record(catalog, "evaluate-shard", judged, {"shard": SHARD}, {"samples": list(sample_rows())})
+    evaluated = {"model": MODEL, "prompts": PROMPTS["test"], **{f"policy_{i}": p for i, p in enumerate(POLICIES)}}
+    runs["shard"] = record(catalog, "evaluate-shard", evaluated, {"shard": SHARD}, {"samples": list(sample_rows())})
     curves = {row["curve_id"]: row for row in curve_rows()}
     made = {
         f"curve {row['method']} {row['seed']}": artifact("curve", f"ruler {row['method']} {row['seed']}")
@@ -329,7 +329,7 @@ def make_home(home: Home) -> dict[str, str]:
     runs["evaluate"] = record(
         catalog,
         "evaluate",
-        {**judged, "shard_0000 kvp 0": SHARD},
+        {**evaluated, "shard_0000 kvp 0": SHARD},
         {"evaluation": EVALUATION, **made},
         {
             "curves": list(curve_rows()),

@@ -10,8 +10,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from dashboards.figures.curve_page import render_page
 from dashboards.figures.curve_picture import HTML_NAME, PNG_NAME, draw_picture, write_figures
+from dashboards.figures.curves import render_page
 from dashboards.figures.series import make_panels
 from dashboards.figures.styles import style_of
 

@@ -18,7 +18,7 @@ from dashboard_home import RANKED, SAMPLE, TOKENS, context, make_dashboard_home,
 from report_home import EVALUATION, FIDELITY, MODEL, POLICIES, artifact, head_cost_rows, record
 from starlette.testclient import TestClient
 
-from dashboards.app.responses import NAVIGATION
+from dashboards.app.content import NAVIGATION
 from storage.catalog.catalog import Catalog
 from storage.home import Home
 from storage.token_ranks import write_token_ranks

@@ -8,7 +8,7 @@ from dashboard_client import client_of, page
 from dashboard_home import make_dashboard_home, ranked_folder
 from report_home import POLICIES, record
 
-from dashboards.app.responses import NAVIGATION
+from dashboards.app.content import NAVIGATION
 from dashboards.app.server import open_port
 from storage.catalog.catalog import Catalog
 from storage.errors import StorageError

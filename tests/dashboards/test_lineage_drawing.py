@@ -13,8 +13,7 @@ from lineage_graphs import HOSTILE, graph, graphs, node, pipeline, run
 
 from dashboards.lineage.groups import group_alike
 from dashboards.lineage.layout import lay_out
-from dashboards.lineage.page import render_lineage_page
-from dashboards.lineage.picture import draw_lineage
+from dashboards.lineage.picture import draw_lineage, render_lineage_page
 from storage.lineage.graph import LineageGraph
 
 SVG = "{http://www.w3.org/2000/svg}"

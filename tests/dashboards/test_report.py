@@ -22,8 +22,7 @@ from dashboards.rendering.pages import render_template
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Document, Prose, Section, missing, prose
 from dashboards.report.findings import findings_section
-from dashboards.report.head_rows import places_of, read_heads
-from dashboards.report.heads_section import heads_section
+from dashboards.report.heads_section import heads_section, places_of, read_heads
 from dashboards.report.matrix import draw_matrices
 from dashboards.report.training_section import draw_courses
 from dashboards.report.view import ReportView
@@ -149,7 +148,7 @@ def test_every_section_says_where_it_is_from_and_every_id_is_in_the_catalog(plan
             "evaluation",
             "run",
             "model",
-            "judged prompts",
+            "evaluated prompts",
             "policy sets",
             "code",
             "traces",
@@ -177,7 +176,7 @@ def test_nothing_planted_is_missing_but_the_reward(report):
         for line in block.lines
     ]
     assert [line.split(".")[0] for line in said] == [
-        "Not in this run: another objective with the judged policies' options, seeds and traces",
+        "Not in this run: another objective with the evaluated policies' options, seeds and traces",
         "Not in this run: future attention recomputed on compacted caches (ruler, query-agnostic)",
     ]
 

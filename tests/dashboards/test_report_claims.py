@@ -14,10 +14,10 @@ from dashboards.rendering.table import Table
 from dashboards.report.claims import (
     Claim,
     claim_words,
+    learned_methods,
     make_claims,
     oracle_words,
     ordered_metrics,
-    own_methods,
     ratio,
     summary_words,
 )
@@ -180,7 +180,7 @@ def test_bounds_are_no_baselines_and_neither_are_own_variants(view):
     more = ReportView(
         rows=replace(view.rows, curves=[*view.rows.curves, *extra], comparisons=[*view.rows.comparisons, *against])
     )
-    assert more.own == ["kvp", "kvp_heads"]
+    assert more.learned == ["kvp", "kvp_heads"]
     for claim in lead(more):
         assert {other.method for other in claim.baselines} == {"snapkv", "h2o", "judgeq"}
         assert [other.method for other in claim.variants] == ["kvp_heads"]
@@ -231,7 +231,7 @@ def test_without_a_learned_policy_nothing_is_claimed(view):
 def test_without_baselines_nothing_is_claimed(view):
     rows = [row for row in view.rows.comparisons if {row["method"], row["other"]} <= {"kvp", "oracle", "full"}]
     alone = ReportView(rows=replace(view.rows, comparisons=rows))
-    assert "64 tokens (10 % of the context): kvp 0.4; no baseline was judged here, so nothing is claimed." in words(
+    assert "64 tokens (10 % of the context): kvp 0.4; no baseline was evaluated here, so nothing is claimed." in words(
         alone
     )
     assert not any(claim.wins for claim in alone.claims)
@@ -249,7 +249,7 @@ def test_values_are_means_over_seeds(view):
 
 
 def test_own_methods_are_those_made_from_policy_sets(view):
-    assert own_methods(view.rows.curves) == ["kvp"]
+    assert learned_methods(view.rows.curves) == ["kvp"]
 
 
 @pytest.mark.parametrize(

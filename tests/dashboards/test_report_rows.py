@@ -85,7 +85,7 @@ def test_trainings_are_those_judged_and_the_others_on_the_same_traces(planted):
     )
     seconds = {row["run_id"]: row["seconds"] for row in planted.catalog.rows("runs")}
     assert len(other.part_run_ids) == 1
-    assert other.seconds == pytest.approx(seconds[other.run["run_id"]] + seconds[other.part_run_ids[0]])
+    assert other.seconds == pytest.approx(seconds[other.run.id] + seconds[other.part_run_ids[0]])
     assert other.costs == pytest.approx((1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
 
 

@@ -26,7 +26,7 @@ def test_a_page_and_markdown_are_written_where_they_are_wanted(kvp_alone, home, 
     told = (out / "report.md").read_text()
     assert "kvp beats every baseline at 1 of 3 budgets: not at 64 tokens (snapkv) and 128 tokens (h2o)." in told
     assert "Within single tasks nothing is established: they have 4 samples" in told
-    assert "Objectives with the judged policies' options" in told
+    assert "Objectives with the evaluated policies' options" in told
     assert not (home.figures / EVALUATION.artifact_id).exists()
 
 
@@ -74,14 +74,13 @@ def test_differences_within_a_task_are_those_of_its_scores(home):
 
 def test_objectives_are_compared_where_nothing_else_differs(home):
     catalog = Catalog(home)
-    rows = list(objective_comparisons(catalog, read_report_rows(catalog, EVALUATION.artifact_id)))
-    assert {row["objective"]: (row["is_judged"], row["num_seeds"]) for row in rows} == {
-        "exact": (True, 1),
-        "mse": (False, 1),
-    }
+    read = read_report_rows(catalog, EVALUATION.artifact_id)
+    rows = objective_comparisons(catalog, read)
+    assert {row.objective: row.num_seeds for row in rows} == {"exact": 1, "mse": 1}
+    assert {training.objective for training in read.trainings} == {"exact"}
     for row in rows:  # the planted costs are alike
-        assert row["cost"] == pytest.approx(1.35)
-        assert (row["difference"], row["ci_low"], row["ci_high"], row["heads_better"]) == (0.0, 0.0, 0.0, 0.0)
+        assert row.cost.mean == pytest.approx(1.35)
+        assert (row.difference.mean, *row.difference.ends, row.heads_better) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_real_pipeline_s_report_claims_what_its_catalog_says(kvp_here, small_run, tmp_path):

@@ -1,9 +1,10 @@
-"""Section: what was judged, on what, and how what is judged was made."""
+"""Section: the evaluated methods, their samples, and their training."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from operator import itemgetter
 
 from dashboards.figures.styles import method_order
+from dashboards.grouping import Place, grouped, place_of
 from dashboards.rendering.formats import NOTHING, counted, duration, listed, number
 from dashboards.rendering.table import Table, table
 from dashboards.report.document import Block, missing, prose
@@ -13,8 +14,8 @@ from storage.catalog.run_differences import flat
 from storage.lineage.graph import LineageNode
 
 
-@section("judged", "What was judged")
-def judged_section(view: ReportView) -> Iterator[Block]:
+@section("evaluated", "What was evaluated")
+def evaluated_section(view: ReportView) -> Iterator[Block]:
     """Model, tasks, lengths, samples, seeds, budgets, settings, training and hardware."""
     yield prose("Everything below is computed from these samples, by this run, and from nothing else.")
     yield _setup(view)
@@ -53,9 +54,8 @@ def _models(view: ReportView) -> Iterator[str]:
         yield from (node.name for node in view.rows.inputs(view.rows.run_id, "model"))
 
 
-def _budgets(view: ReportView, place: tuple[str, str]) -> str:
-    panels = [panel for panel in view.panels if (panel.benchmark, panel.setting) == place]
-    budgets = sorted({budget for panel in panels for budget in panel.budgets})
+def _budgets(view: ReportView, place: Place) -> str:
+    budgets = sorted({row["budget"] for row in view.rows.curves if place_of(row) == place})
     shares = [view.share(place, budget) for budget in budgets]
     span = (
         "" if shares[0] is None or shares[-1] is None else f"; {shares[0]:.0%} to {shares[-1]:.0%} of the mean context"
@@ -64,22 +64,16 @@ def _budgets(view: ReportView, place: tuple[str, str]) -> str:
 
 
 def _shard_seconds(view: ReportView) -> str:
-    shards = {
-        edge.source
-        for edge in view.rows.graph.edges
-        if edge.target in view.rows.input_ids([view.rows.run_id], "evaluation_shard") and edge.role == "output"
-    }
-    spent = sum(view.rows.graph.nodes[name].facts["seconds"] for name in shards)
-    return f"{duration(spent)} in {counted(len(shards), 'part')}" if shards else NOTHING
+    shards = view.rows.input_ids([view.rows.run_id], "evaluation_shard")
+    runs = {edge.source for edge in view.rows.graph.edges if edge.target in shards and edge.role == "output"}
+    spent = sum(view.rows.graph.nodes[run].facts["seconds"] for run in runs)
+    return f"{duration(spent)} in {counted(len(runs), 'part')}" if runs else NOTHING
 
 
 def _samples(view: ReportView) -> Iterator[Block]:
     if not view.rows.samples:
-        yield missing("rows of the samples that were judged", "`kvp evaluate` writes them with every shard.")
+        yield missing("rows of the samples that were evaluated", "`kvp evaluate` writes them with every shard.")
         return
-    grouped: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for row in view.rows.samples:
-        grouped.setdefault((row["benchmark"], row["task"], row["setting"]), []).append(row)
     yield table(
         "Samples",
         ("benchmark", "task", "setting", "samples", "split", "context tokens", "question tokens", "answer tokens"),
@@ -90,7 +84,7 @@ def _samples(view: ReportView) -> Iterator[Block]:
                 ", ".join(sorted({row["split"] for row in rows})),
                 *(_span([row[f"{part}_tokens"] for row in rows]) for part in ("context", "question", "answer")),
             )
-            for key, rows in sorted(grouped.items())
+            for key, rows in sorted(grouped(view.rows.samples, itemgetter("benchmark", "task", "setting")).items())
         ],
         note="Tokens: smallest / mean / largest.",
         num_labels=3,
@@ -116,15 +110,17 @@ def skipped_words(prompts: LineageNode) -> str:
 
 
 def _methods(view: ReportView) -> Table:
-    seeds_by_method: dict[str, dict[int, str]] = {}
-    for row in view.rows.curves:
-        seeds_by_method.setdefault(row["method"], {})[row["seed"]] = row["policy_set_id"]
+    curves = sorted(view.rows.curves, key=lambda row: (method_order(row["method"]), row["seed"]))
     return table(
         "Methods",
         ("method", "seeds", "made from"),
         [
-            (method, ", ".join(map(str, sorted(seeds))), ", ".join(filter(None, (seeds[s] for s in sorted(seeds)))))
-            for method, seeds in sorted(seeds_by_method.items(), key=lambda item: method_order(item[0]))
+            (
+                method,
+                ", ".join(dict.fromkeys(str(row["seed"]) for row in rows)),
+                ", ".join(dict.fromkeys(row["policy_set_id"] for row in rows if row["policy_set_id"])),
+            )
+            for method, rows in grouped(curves, itemgetter("method")).items()
         ],
         note="oracle ranks by the true future attention and full evicts nothing: bounds, not competitors.",
         num_labels=3,
@@ -133,10 +129,10 @@ def _methods(view: ReportView) -> Table:
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Block]:
     if not trainings:
-        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and judges one.")
+        yield missing("a learned policy", "`kvp run` with `kvp` among the methods trains and evaluates one.")
         return
     yield table(
-        "Training of the judged policies",
+        "Training of the evaluated policies",
         ("policy set", "objective", "agent", "steps", "sequences a step", "seed", "time", "held-out cost", "hardware"),
         [
             (
@@ -145,10 +141,10 @@ def _trainings(trainings: Sequence[Training]) -> Iterator[Block]:
                 agent_words(training),
                 str(training.parameters.get("num_steps", NOTHING)),
                 str(training.parameters.get("batch_sequences", NOTHING)),
-                str(training.run["seed"]),
+                str(training.seed),
                 duration(training.seconds),
-                number(sum(training.costs) / len(training.costs)) if training.costs else NOTHING,
-                training.run["hardware"],
+                number(training.mean_cost),
+                training.hardware,
             )
             for training in trainings
         ],
