@@ -16,7 +16,7 @@ PAGE = (CHECKOUT / "docs" / "how-to" / "new-benchmark.md").read_text()
 MODULE, IMPORT = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
 (LINE,), (PROJECT,) = (re.findall(rf"```{kind}\n(.+?)```", PAGE, flags=re.DOTALL) for kind in ("text", "toml"))
 LAST = "        for task in choices.TASKS\n    ),\n"
-FIRST_IMPORT = "from kvpolicy.benchmarks.oasst2.fingerprint"
+FIRST_IMPORT = "from kvpolicy.benchmarks.ruler.fingerprint"
 PACKAGE = "kvp-colours (package)"
 OPTIONS = ("--tasks", "colour_of", "--methods", "random,knorm")
 
