@@ -22,8 +22,8 @@ def ablate(**options: Any) -> list[ObjectiveRow]:
     """Train with every objective and seed on the collected traces; the lowest held-out cost first.
 
     Everything but the objective is as the preset says, also the learning rate, which others may want lower. Each
-    training is a stage as any other: its policy set is kept, can be judged (`kvp evaluate --objective`), and is found
-    again. It serves the request that would train it alone, so that it can be repeated from its record.
+    training is a stage as any other: its policy set is kept, can be evaluated (`kvp evaluate --objective`), and is
+    found again. It serves the request that would train it alone, so that it can be repeated from its record.
     """
     with planned(**options) as plan:
         find_before("train", plan)

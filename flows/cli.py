@@ -32,7 +32,7 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="kvp",
-    help="Learn, judge and ship eviction policies for the KV cache of language models.",
+    help="Learn, evaluate and ship eviction policies for the KV cache of language models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

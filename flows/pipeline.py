@@ -55,7 +55,7 @@ def collect(**options: Any) -> StageReport:
 
 @pipeline_flow
 def train(**options: Any) -> StageReport:
-    """Train one policy per KV head on the collected traces, with as many seeds as are judged; reports the first."""
+    """Train one policy per KV head on the collected traces, with as many seeds as are evaluated; reports the first."""
     return run_alone("train", **options)
 
 

@@ -1,4 +1,4 @@
-"""Champion and challenger after an evaluation: the champion is judged on the same examples, then it is decided."""
+"""Champion and challenger after an evaluation: the champion is evaluated on the same examples, then it is decided."""
 
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from tasks.publish import evaluated_examples
 def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: str, evaluation_run_id: str) -> None:
     """Decide whether the policy set of an evaluation becomes the champion of its model, once.
 
-    Nothing is decided where `kvp` was not judged, on the champion itself, and on what was decided before.
+    Nothing is decided where `kvp` was not evaluated, on the champion itself, and on what was decided before.
 
     Args:
         plan: Of the run that ends with the evaluation.
@@ -33,7 +33,7 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
         evaluation_run_id: The run that has its scores.
 
     Raises:
-        InputError: If the champion is lost, or cannot judge these examples.
+        InputError: If the champion is lost, or cannot evaluate these examples.
     """
     if LEARNED not in plan.config.evaluate.contenders:
         return
@@ -55,14 +55,14 @@ def decide_after_evaluation(plan: Plan, *, challenger_id: str, evaluation_id: st
                 champion=champion,
                 champion_shards=[] if champion is None else _evaluate(plan, champion),
                 config=plan.config.promote,
-                judged=plan.config.evaluate,
+                evaluated=plan.config.evaluate,
                 seed=plan.seed,
             )
         follow_decisions(home, read_history(catalog, model_digest))
 
 
 def _evaluate(plan: Plan, champion: TrainedRef) -> list[ShardRef]:
-    """The champion on the examples of this plan; what it was judged on before is found again."""
+    """The champion on the examples of this plan; what it was evaluated on before is found again."""
     config, prompts = champion_config(plan.config.evaluate), plan.made[("prompts", "test")]
     champion_ref = ContenderRef(method=LEARNED, seed=champion.seed, trained=champion)
     group = partial(

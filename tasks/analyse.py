@@ -1,7 +1,7 @@
 """Analysing: what the reward is worth on some of the evaluated examples, a shard of figures for each contender.
 
-In float32 whatever the type in which the model is judged, as the harm of a single token can be as small as the rounding
-of bfloat16.
+In float32 whatever the type in which the model is evaluated, as the harm of a single token can be as small as the
+rounding of bfloat16.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -19,7 +19,7 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Pipeli
 
     Args:
         model: The model.
-        prompts: The sets of all splits; the last one is judged on.
+        prompts: The sets of all splits; the last one is evaluated on.
         config: What will be done with them.
 
     Raises:
@@ -27,19 +27,19 @@ def check_prompts(model: ModelRef, prompts: Sequence[PromptsRef], config: Pipeli
             or the first budget and sample that do not go together.
     """
     check_disjoint({part.split: read_samples(part) for part in prompts})
-    *learned, judged = prompts
+    *learned, evaluated = prompts
     for part in learned:
         for sample in read_encoded(part, model):
-            _check_positions(model, sample, config, (config.collect.setting,), is_judged=False)
+            _check_positions(model, sample, config, (config.collect.setting,), is_evaluated=False)
     evaluate = config.evaluate
-    for sample in read_encoded(judged, model):
-        _check_positions(model, sample, config, evaluate.settings, is_judged=True)
+    for sample in read_encoded(evaluated, model):
+        _check_positions(model, sample, config, evaluate.settings, is_evaluated=True)
         for setting in evaluate.settings:
             evaluate.check_context(cut_sample(sample, setting).num_context, sample.sample.sample_id)
 
 
 def _check_positions(
-    model: ModelRef, sample: EncodedSample, config: PipelineConfig, settings: Sequence[str], *, is_judged: bool
+    model: ModelRef, sample: EncodedSample, config: PipelineConfig, settings: Sequence[str], *, is_evaluated: bool
 ) -> None:
     """Check that the model computes a sample as it should, and that the agents, if any, know all of its positions."""
     evaluate = config.evaluate
@@ -48,7 +48,7 @@ def _check_positions(
     prompt = len(sample.context_ids) + len(sample.question_ids)
     most = sample.sample.max_new_tokens
     generated = 0
-    if is_judged and evaluate.num_generated:
+    if is_evaluated and evaluate.num_generated:
         generated = min(most, evaluate.max_answer_tokens or most)
     elif has_soft_tokens and config.soft_tokens.response != "reference":
         generated = min(most, config.soft_tokens.max_response_tokens)
@@ -56,7 +56,7 @@ def _check_positions(
     probed = longest + config.soft_tokens.num_tokens if has_soft_tokens else 0
     needed = max(prompt + follows, probed)
     # A sample of traces is one pass, of whatever length; all else goes on from a prompt's cache.
-    from_prompt = prompt if is_judged or has_soft_tokens else needed
+    from_prompt = prompt if is_evaluated or has_soft_tokens else needed
     if (obstacle := load_model(model).length_obstacle(from_prompt, needed)) is not None:
         counted = f"with {config.soft_tokens.num_tokens} soft tokens" if needed == probed else "with its answer"
         raise InputError(

@@ -39,7 +39,7 @@ class Evaluation:
         home: The home.
         model: The model.
         trained: Policy sets and soft tokens that took part.
-        prompts: What was judged on.
+        prompts: The prompts of the evaluation.
         evaluation_id: Artifact of the evaluation.
         parent_run_id: The MLflow run that curves are nested under.
         timestamp_ms: Of everything that goes into MLflow.

@@ -64,17 +64,17 @@ def require_whole(home: Home, policy_set_id: str) -> None:
         )
 
 
-def compared_setting(judged: EvaluateConfig) -> str:
-    """The setting whose scores decide: query-agnostic where it was judged."""
-    return _DECISIVE if _DECISIVE in judged.settings else judged.settings[0]
+def compared_setting(evaluated: EvaluateConfig) -> str:
+    """The setting whose scores decide: query-agnostic where it was evaluated."""
+    return _DECISIVE if _DECISIVE in evaluated.settings else evaluated.settings[0]
 
 
-def champion_config(judged: EvaluateConfig) -> EvaluateConfig:
-    """What of a challenger's evaluation its champion has to be judged on."""
+def champion_config(evaluated: EvaluateConfig) -> EvaluateConfig:
+    """The part of a challenger's evaluation that its champion takes part in."""
     return dataclasses.replace(
-        judged,
+        evaluated,
         methods=(LEARNED,),
-        settings=(compared_setting(judged),),
+        settings=(compared_setting(evaluated),),
         num_generated=0,
         num_ranked=0,
         num_analysed=0,
@@ -95,7 +95,7 @@ def decide_on_challenger(
     champion: TrainedRef | None,
     champion_shards: Sequence[ShardRef],
     config: PromoteConfig,
-    judged: EvaluateConfig,
+    evaluated: EvaluateConfig,
     seed: int,
 ) -> StageOutcome:
     """Decide between the policy set of an evaluation and the champion, under the lock of `promotion_lock`.
@@ -103,17 +103,17 @@ def decide_on_challenger(
     Args:
         home: The home.
         model: The model.
-        challenger: The policy set that was judged.
+        challenger: The policy set that was evaluated.
         evaluation_id: Its evaluation.
         evaluation_run_id: The run that has the scores.
         champion: The present champion; None where there is none.
         champion_shards: Its scores on the same examples, by `champion_config`.
         config: When to promote.
-        judged: What the evaluation judged.
+        evaluated: Configuration of the evaluation.
         seed: Of the bootstrap.
     """
-    setting = compared_setting(judged)
-    statistics: dict[str, Any] = {"num_resamples": judged.num_resamples, "confidence": judged.confidence}
+    setting = compared_setting(evaluated)
+    statistics: dict[str, Any] = {"num_resamples": evaluated.num_resamples, "confidence": evaluated.confidence}
     stage = Stage(
         name="promote",
         module=__name__,

@@ -26,7 +26,7 @@ def add_pipeline_commands(app: typer.Typer) -> None:
         ("run", "retrain", _report_run, "Run the whole pipeline: collect, train, evaluate."),
         ("collect", "collect", _report_stage, "Run a model over prompts and store the traces."),
         ("train", "train", _report_stage, "Train one policy per KV head on collected traces."),
-        ("evaluate", "evaluate", _report_stage, "Judge trained policies and every heuristic on held-out prompts."),
+        ("evaluate", "evaluate", _report_stage, "Evaluate trained policies and every heuristic on held-out prompts."),
         ("ablate", "ablate", _report_ablation, "Train with several objectives and seeds, and compare held-out costs."),
     ):
         app.command(name=name, help=help_text, cls=_LateCommand)(_maker(flow, report))

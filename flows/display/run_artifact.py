@@ -82,7 +82,7 @@ def decision_line(promotion: Mapping[str, Any] | None, policy_set_id: str) -> st
         policy_set_id: The policy set.
     """
     if promotion is None:
-        return f"none on {policy_set_id}: it is the champion already, or kvp was not judged"
+        return f"none on {policy_set_id}: it is the champion already, or kvp was not evaluated"
     if promotion["decision"] == PROMOTED:
         return f"{policy_set_id} became champion: {promotion['reason']}"
     return f"{promotion['champion_id']} stays champion, not {policy_set_id}: {promotion['reason']}"

@@ -1,10 +1,10 @@
 """Runs that Prefect takes for running although their process is dead: finding them, and saying that they crashed.
 
 Prefect hears of a death only from a worker that outlives it, or by the heartbeats that `flows.services.work_pool`
-watches. What died with its worker or its server is judged here, by what is left on this machine: a command holds a lock
-for as long as it lives and its flow runs carry the lock's name as a tag; a worker's flow run has its id in its
-process's environment. Flow runs of anybody else are not judged. A task run of a flow run that has ended has been lost
-with its worker: the flow run went on with another one.
+watches. Runs that died with their worker or their server are found here, by what is left on this machine: a command
+holds a lock for as long as it lives and its flow runs carry the lock's name as a tag; a worker's flow run has its id in
+its process's environment. Flow runs of anybody else are left alone. A task run of a flow run that has ended has been
+lost with its worker: the flow run went on with another one.
 """
 
 import uuid
@@ -94,10 +94,10 @@ def orphans_among(home: Home, client: Any, runs: "Sequence[FlowRun]") -> "list[F
     def is_dead(run: "FlowRun") -> bool:
         key = str(run.id)
         if key not in verdicts:
-            verdicts[key] = judge(run)
+            verdicts[key] = find_verdict(run)
         return verdicts[key]
 
-    def judge(run: "FlowRun") -> bool:
+    def find_verdict(run: "FlowRun") -> bool:
         if run.state is not None and run.state.is_final():
             return str(run.state.type.value) == "CRASHED"  # of a parent
         marks = [tag.removeprefix(MARK) for tag in run.tags if tag.startswith(MARK)]

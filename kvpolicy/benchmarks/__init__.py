@@ -1,1 +1,1 @@
-"""Benchmarks: generated or read samples, and how their answers are judged."""
+"""Benchmarks: generated or read samples, and how their answers are scored."""

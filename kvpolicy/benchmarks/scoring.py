@@ -1,4 +1,4 @@
-"""How an answer is judged: each task's own metric, on texts or on the log-likelihoods of options.
+"""How an answer is scored: each task's own metric, on texts or on the log-likelihoods of options.
 
 Not here: fidelity to the full cache and perplexity, measured on probabilities (`kvpolicy.inference.likelihood`).
 """
@@ -60,7 +60,7 @@ def retrieval(prediction: str, references: Sequence[str]) -> float:
 
 
 def answer_metric(task: str) -> str:
-    """The metric of a task that judges what a model writes.
+    """The metric of a task that scores what a model writes.
 
     Raises:
         InputError: There is none.
@@ -69,14 +69,14 @@ def answer_metric(task: str) -> str:
     for metric in metrics:
         if metric in _RULES:
             return metric
-    raise InputError(f"task {task} judges no text that the model writes, but {', '.join(metrics)}")
+    raise InputError(f"task {task} scores no text that the model writes, but {', '.join(metrics)}")
 
 
 def score_answer(sample: Sample, prediction: str) -> float:
     """Score of what a model wrote, by the rule of the sample's task, from 0 to 1.
 
     Raises:
-        InputError: The task judges no text that the model writes.
+        InputError: The task scores no text that the model writes.
     """
     return _RULES[answer_metric(sample.task)](prediction, sample)
 

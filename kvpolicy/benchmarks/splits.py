@@ -2,7 +2,7 @@
 
 Ownership is a hash of the text itself, so that it is the same on every machine, in every release and in whatever order
 files are read. A public file that is a split of its own is shared out in the same way: policies are trained on one
-part of it and judged on another, and no two parts share anything that can be traced.
+part of it and evaluated on another, and no two parts share anything that can be traced.
 """
 
 from __future__ import annotations

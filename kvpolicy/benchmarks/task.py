@@ -32,5 +32,5 @@ class TaskInfo:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the model's own answer is judged."""
+        """Whether the model's own answer is scored."""
         return self.max_new_tokens > 0

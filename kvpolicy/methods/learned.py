@@ -32,7 +32,7 @@ class Scorer(Protocol):
 class LearnedPolicy(Method):
     """Scores of the networks of a policy set, one for every KV head (arXiv 2602.10238).
 
-    It needs no queries: a token is judged by its own key, value and position.
+    It needs no queries: a token is scored by its own key, value and position.
 
     Attributes:
         policy: The policy set, or anything that scores as one.

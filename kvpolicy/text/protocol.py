@@ -41,7 +41,7 @@ def cut_sample(example: EncodedSample, setting: str) -> Cut:
     """Divide an encoded sample as a setting does.
 
     Raises:
-        InputError: If the setting is unknown, or an answer has no token to be judged on after the first.
+        InputError: If the setting is unknown, or an answer has no token to be evaluated on after the first.
     """
     check_setting(setting)
     num_context, num_question, num_answer = map(len, (example.context_ids, example.question_ids, example.answer_ids))

@@ -71,7 +71,7 @@ EDGES = _table(
 )
 
 SAMPLES = _table(
-    "samples that were collected or judged",
+    "samples that were collected or evaluated",
     _field("sample_id", _TEXT, "id of the sample"),
     _field("benchmark", _TEXT, "benchmark that it belongs to"),
     _field("task", _TEXT, "task of the benchmark"),
@@ -120,7 +120,7 @@ HEAD_PAIRS = _table(
 )
 
 HEAD_COSTS = _table(
-    "what each method's ranking costs each KV head on the judged samples",
+    "what each method's ranking costs each KV head on the evaluated samples",
     _field("evaluation_id", _TEXT, "artifact of the evaluation"),
     _field("benchmark", _TEXT, "benchmark"),
     _field("policy_set_id", _TEXT, "artifact of the policy set; empty for heuristics"),
@@ -232,7 +232,7 @@ PROMOTIONS = _table(
     _field("worst_budget", _INT, "budget at which the challenger is worst against the champion", nullable=True),
     _field("worst_change", _FLOAT, "by how much it is worse there, as a share of the champion's KL", nullable=True),
     _field("margin", _FLOAT, "share by which it may be worse at a budget", nullable=True),
-    _field("n", _INT, "samples that both were judged on", nullable=True),
+    _field("n", _INT, "samples that both were evaluated on", nullable=True),
     _field("reason", _TEXT, "why it was decided so"),
     _RUN_ID,
     _CREATED_AT,

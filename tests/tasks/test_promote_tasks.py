@@ -129,7 +129,7 @@ def decide(home, model, judged, *, champion=None, shards=(), config=PROMOTE, eva
         champion=None if champion is None else champion.policy,
         champion_shards=shards,
         config=config,
-        judged=evaluate,
+        evaluated=evaluate,
         seed=judged.policy.seed,
     )
 

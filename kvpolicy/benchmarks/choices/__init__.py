@@ -1,4 +1,4 @@
-"""Multiple choice, judged by the log-likelihood of every option after a context of solved exemplars."""
+"""Multiple choice, scored by the log-likelihood of every option after a context of solved exemplars."""
 
 from kvpolicy.benchmarks.choices.questions import TASKS, VERSION, fingerprint, questions
 

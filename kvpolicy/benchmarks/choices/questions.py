@@ -1,7 +1,7 @@
 """Multiple choice by log-likelihood: BoolQ, ARC-Challenge, MMLU and HellaSwag with contexts of solved exemplars.
 
 The context has as many solved exemplars as fit the length (and BoolQ's passage), then the question follows, and every
-option is judged as its continuation. What is asked is never an exemplar, and no split sees anything of another: an
+option is scored as its continuation. What is asked is never an exemplar, and no split sees anything of another: an
 item belongs to the split that owns its text (BoolQ: its passage; HellaSwag: its source), and within a split the same
 hash makes one half of the items exemplars. Exemplars of the asked item's topic (MMLU: its subject) come last, and first
 when there is room for few.

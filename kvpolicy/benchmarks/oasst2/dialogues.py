@@ -10,7 +10,7 @@ The setting of arXiv 2602.10238 (OASST2-4k), which leaves open how conversations
   eighth or more than a half, last exchanges are taken off, and if that is no help the sample is left out;
 - a tree belongs to the split that owns its id, and trees that share a longer text over splits are left out;
 - to train on, conversations are joined again in another order, round after round, until there are samples enough: each
-  time others are the future, of another past. What is judged comes once.
+  time others are the future, of another past. What is evaluated comes once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """RULER: thirteen synthetic long-context tasks at any length (arXiv 2404.06654, NVIDIA/RULER).
 
-The prompts are RULER's; the modules name what differs. Not here: judging answers (`kvpolicy.benchmarks.scoring`).
+The prompts are RULER's; the modules name what differs. Not here: scoring answers (`kvpolicy.benchmarks.scoring`).
 """
 
 from kvpolicy.benchmarks.ruler.generator import generate, ruler_samples

@@ -206,11 +206,12 @@ def _share_out_hotpotqa(content: list[Any]) -> dict[str, QuestionPool]:
     identity = [str(entry.get("_id") or entry.get("id") or entry["question"]) for entry in content]
     golden = [_hotpotqa_gold_titles(entry) & set(texts) for texts, entry in entries]
     for name, titles, (texts, _) in zip(identity, golden, entries, strict=True):
-        owned[split_of(name)].update({title: texts[title] for title in titles})
+        owned[split_of(name)].update({title: text for title, text in texts.items() if title in titles})
     gold_titles = {title for titles in golden for title in titles}
     for texts, _ in entries:
-        for title in texts.keys() - gold_titles:
-            owned[split_of(title)].setdefault(title, texts[title])
+        for title, text in texts.items():  # in the file's order, which is the same in every process
+            if title not in gold_titles:
+                owned[split_of(title)].setdefault(title, text)
     questions: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for name, titles, (texts, entry) in zip(identity, golden, entries, strict=True):
         split = split_of(name)

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -114,3 +117,24 @@ def test_essays_that_are_too_short_for_a_split_are_refused(tmp_path: Path) -> No
     texts = _read(essays=file)
     with pytest.raises(InputError, match="no sentences for the train split: give more text"):
         texts.sentences(RULER_TASKS["niah_single_2"], "train")
+
+
+def test_hotpotqa_is_read_alike_in_every_process(hotpotqa_file: Path) -> None:
+    """Sets of texts have another order in every process, which may not become the order of paragraphs."""
+    program = (
+        "import sys; from kvpolicy.benchmarks.ruler.texts import read_texts;"
+        " from kvpolicy.benchmarks.sources import find_files;"
+        " print(read_texts(find_files([f'hotpotqa={sys.argv[1]}'])).hotpotqa)"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program, str(hotpotqa_file)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert "QuestionPool" in printed[0]
+    assert len(set(printed)) == 1

@@ -104,7 +104,7 @@ def test_the_task_decides_the_rule() -> None:
     assert score_answer(replace(SAMPLE, task="qa_1"), "aaaaa") == 1.0
     assert score_answer(replace(SAMPLE, task="gov_report", references=("a b",)), "a x b") == pytest.approx(0.8)
     assert score_answer(replace(SAMPLE, task="passage_retrieval_zh", references=("段落3",)), "3, 4") == 0.5
-    with pytest.raises(InputError, match="task boolq judges no text"):
+    with pytest.raises(InputError, match="task boolq scores no text"):
         score_answer(replace(SAMPLE, task="boolq"), "yes")
 
 
