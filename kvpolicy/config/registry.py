@@ -8,12 +8,14 @@ beside its own files.
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvpolicy.errors import InputError, first_line
 
 T = TypeVar("T")
+Extension: TypeAlias = Any
+"""An entry point: of importlib.metadata, or of its backport, which replaces it where some package imports that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +90,12 @@ class Registry(Generic[T]):
         package, version = _package(self._extension(name))
         return Choice(module=module, package=package, version=version)
 
-    def _extension(self, name: str) -> EntryPoint:
+    def _extension(self, name: str) -> Extension:
         if name not in self.names:
             raise InputError(f"{self._kind} {name!r} is unknown, expected one of {', '.join(self.names)}")
         return self._offered()[name]
 
-    def _load(self, name: str, extension: EntryPoint) -> T:
+    def _load(self, name: str, extension: Extension) -> T:
         try:
             made: T = extension.load()
         except Exception as error:  # whatever importing somebody's package may raise
@@ -105,8 +107,8 @@ class Registry(Generic[T]):
             raise InputError(f"{self._kind} {name!r} of {package} cannot be used: {reason}; mend or uninstall it")
         return made
 
-    def _offered(self) -> Mapping[str, EntryPoint]:
-        offered: dict[str, EntryPoint] = {}
+    def _offered(self) -> Mapping[str, Extension]:
+        offered: dict[str, Extension] = {}
         for extension in installed_extensions(self._kind):
             name, other = extension.name, offered.get(extension.name)
             if name in self._own or (other is not None and other.value != extension.value):
@@ -119,16 +121,16 @@ class Registry(Generic[T]):
 
 
 @functools.cache
-def installed_extensions(kind: str) -> tuple[EntryPoint, ...]:
+def installed_extensions(kind: str) -> tuple[Extension, ...]:
     """What installed packages offer of one kind, in the order of their names."""
     return tuple(sorted(entry_points(group=f"kvpolicy.{kind}s"), key=lambda entry: (entry.name, *_package(entry))))
 
 
-def package_name(extension: EntryPoint) -> str:
+def package_name(extension: Extension) -> str:
     """The package that offers an extension, as errors name it."""
     return " ".join(("package", *_package(extension)))
 
 
-def _package(extension: EntryPoint) -> tuple[str, str]:
+def _package(extension: Extension) -> tuple[str, str]:
     assert extension.dist is not None  # entry points of installed packages have one
     return extension.dist.name, extension.dist.version

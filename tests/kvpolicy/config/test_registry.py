@@ -102,7 +102,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_chosen(installed: Install
         ("broken:Missing", "", "AttributeError: .*Missing"),
         ("broken:Broken", "class Broken: ...\n", "it is not a subclass of kvpolicy.methods.base.Method"),
         ("broken:ValueNorm", METHOD, "its class is named 'value_norm'"),
-        ("broken:ValueNorm", METHOD.replace("reference:", "cited:"), "its class has no reference"),
+        ("broken:ValueNorm", METHOD.replace("reference =", "cited ="), "its class has no reference"),
     ],
     ids=["its import fails", "no such class", "another class", "another name", "a field is missing"],
 )

@@ -187,7 +187,7 @@ def test_changes_leave_the_rest_as_it_is():
         ({"prompts": {"tasks": ("qa_1",)}}, ("qa_1", "squad")),
         ({"train": {"objective": "guess"}}, ("'guess'", "exact, rloo")),
         ({"evaluate": {"chunk_tokens": 0, "methods": ("kvp",)}}, ("chunk_tokens is 0",)),
-        ({"evaluate": {"chunk_tokens": 64, "methods": ("kvp", "h2o")}}, ("h2o cannot be judged in chunks",)),
+        ({"evaluate": {"chunk_tokens": 64, "methods": ("kvp", "h2o")}}, ("h2o cannot be evaluated in chunks",)),
         (
             {"evaluate": {"chunk_tokens": 64, "methods": ("kvp",), "num_analysed": 1}},
             ("num_analysed is 1, expected 0",),
