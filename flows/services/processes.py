@@ -214,11 +214,16 @@ def last_error(log: Path) -> str:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment with which a process began; empty if the process has ended or is another user's."""
+    """The environment with which a process began; empty if the process has ended or is another user's.
+
+    psutil (7.2) stops at the first empty entry, which a process that sets its title leaves in its environment.
+    """
     try:
-        return dict(psutil.Process(pid).environ())
-    except (psutil.Error, OSError):
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
         return {}
+    entries = (entry.partition("=") for entry in content.decode(errors="replace").split("\0"))
+    return {name: value for name, separator, value in entries if separator}
 
 
 def _signal(pid: int, token: str, number: signal.Signals) -> None:

@@ -89,6 +89,23 @@ def test_a_process_that_was_given_the_number_later_is_left_alone(home, stranger)
     assert stranger.poll() is None
 
 
+def test_an_environment_is_read_beyond_an_empty_entry():
+    """A process that sets its title leaves one; Python refuses to start a program so."""
+    program = (
+        "import ctypes; sleep, libc = b'/bin/sleep', ctypes.CDLL(None);"
+        " texts = lambda *values: (ctypes.c_char_p * (len(values) + 1))(*values);"
+        " libc.execve(sleep, texts(sleep, b'60'), texts(b'A=1', b'', b'B=2'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env={"C": "3"}) as process:
+        try:
+            while "C" in (read := environment_of(process.pid)) or not read:
+                assert process.poll() is None
+                time.sleep(0.01)
+            assert read == {"A": "1", "B": "2"}
+        finally:
+            process.kill()
+
+
 def test_a_copy_of_a_home_has_no_services(home, tmp_path):
     service = _started(home, DEAF)
     copy = Home.open(shutil.copytree(home.path, tmp_path / "copy"))
